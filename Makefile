@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm azurite clean
+.PHONY: trainers demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm azurite clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +32,7 @@ PAGE = docs/reproduction.md
 reproduce: .venv/ready
 	.venv/bin/python -m benchmarks.reproduce $(RESULTS) --page $(PAGE) $(if $(FULL),--full)
 
-# What one runs before a commit: in six minutes, within a budget of CPU seconds (tests/cpu_budget.py). Lint runs beside.
+# What one runs before a commit: in five minutes, within a budget of CPU seconds (tests/cpu_budget.py). Lint runs beside.
 test: .venv/ready
 	@$(MAKE) --no-print-directory --jobs 2 lint fast-tests
 
@@ -43,8 +43,8 @@ fast-tests: .venv/ready link
 
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
 # browser, an object server, a Ray cluster or, as root, hosts (network namespaces) and Slurm on two of them.
-test-wide: .venv/ready link browser slurm azurite
-	PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 4
+test-wide: .venv/ready link browser slurm azurite trainers
+	PYTHONPATH="$(CURDIR)/build/trainers" PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 4
 
 # What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
 # Takes about half an hour on an idle core. Only some: make mutants MUTANTS=chosen, or MUTANTS='--drawn 60 pipeline/order/order.py'.
@@ -139,6 +139,12 @@ azurite:
 	@[ -x build/azurite/node_modules/.bin/azurite-blob ] || \
 	  { command -v npm >/dev/null && setup/quietly npm install --no-fund --no-audit --prefix build/azurite azurite@3.37.0; } || \
 	  echo "Without azurite, the tests of az:// are skipped."
+
+# Other libraries' trainers, in which our batches and losses are tested; without them, these tests are skipped.
+trainers:
+	@[ -d build/trainers/open_clip_train ] || $(PIP) --target build/trainers --no-deps open_clip_torch==3.3.0 timm torchvision \
+	  ftfy wcwidth lightning lightning-utilities pytorch-lightning torchmetrics accelerate || \
+	  echo "Without open_clip, Lightning and Accelerate, the tests of their trainers are skipped."
 
 CAN_COMPILE = $(CXX) -E -x c++ -include turbojpeg.h -include Python.h -I"$$($(PYTHON) -c $(INCLUDE))" /dev/null && \
   pkg-config --exists libturbojpeg

@@ -11,10 +11,10 @@ from ._version import __version__
 if TYPE_CHECKING:
     from .pipeline.conversion.conversion import Conversion as Conversion
     from .pipeline.conversion.conversion import ConvertSettings as ConvertSettings
-    from .pipeline.conversion.conversion import convert as convert
     from .pipeline.errors import BadSampleError as BadSampleError
     from .pipeline.opening import Dataset as Dataset
     from .pipeline.order.order import Order as Order
+    from .pipeline.order.sampler import OrderSampler as OrderSampler
     from .pipeline.sources import ClassGroups as ClassGroups
     from .pipeline.sources import Sample as Sample
     from .pipeline.sources import Source as Source
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from .state_store import StateReader as StateReader
     from .state_store import StateStore as StateStore
     from .state_store import list_snapshots as list_snapshots
+    from .tools.convert import convert as convert
+    from .tools.embed import embed as embed
+    from .tools.eval import evaluate as evaluate
+    from .tools.export import export as export
+    from .tools.inspect import inspect as inspect
     from .tools.inspection.opened_run import open_run as open_run
+    from .tools.settings import list_objectives as list_objectives
+    from .tools.settings import list_presets as list_presets
+    from .tools.train import train as train
     from .trainer.loop import Trainer as Trainer
     from .trainer.objectives import Objective as Objective
     from .trainer.objectives import Outcome as Outcome
@@ -36,24 +44,36 @@ if TYPE_CHECKING:
     from .trainer.objectives.isogclr import RobustSettings as RobustSettings
     from .trainer.objectives.sogclr import EstimatorSettings as EstimatorSettings
     from .trainer.objectives.sogclr import GlobalContrastive as GlobalContrastive
+    from .trainer.run.loader import Loader as Loader
+    from .trainer.run.row_store import RowStore as RowStore
     from .trainer.run.run import Run as Run
     from .trainer.world import joined_world as joined_world
 
 _NAMES = {
     "pipeline.views.recipes": "Recipe",
-    "pipeline.conversion.conversion": "Conversion ConvertSettings convert",
+    "pipeline.conversion.conversion": "Conversion ConvertSettings",
     "pipeline.errors": "BadSampleError",
     "pipeline.opening": "Dataset",
     "pipeline.order.order": "Order",
+    "pipeline.order.sampler": "OrderSampler",
     "pipeline.sources": "ClassGroups Sample Source",
     "state_store": "StateReader StateStore list_snapshots",
+    "tools.convert": "convert",
+    "tools.embed": "embed",
+    "tools.eval": "evaluate",
+    "tools.export": "export",
+    "tools.inspect": "inspect",
     "tools.inspection.opened_run": "open_run",
+    "tools.settings": "list_objectives list_presets",
+    "tools.train": "train",
     "trainer.loop": "Trainer",
     "trainer.objectives": "Objective Outcome Progress Settings create_objective",
     "trainer.objectives.base": "TemperatureRate",
     "trainer.objectives.contrastive": "Anchors Rows",
     "trainer.objectives.isogclr": "IndividualTemperature RobustSettings",
     "trainer.objectives.sogclr": "EstimatorSettings GlobalContrastive",
+    "trainer.run.loader": "Loader",
+    "trainer.run.row_store": "RowStore",
     "trainer.run.run": "Run",
     "trainer.world": "joined_world",
 }

@@ -18,11 +18,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
+from thermopile.pipeline.sources import ClassGroups
+from thermopile.pipeline.sources.splits import hold_out, long_tail
+
 from .openclipart import fetch
 
 PACKAGE = "dataset-fashion-mnist"
 ROOT = Path("usr/share/datasets/fashion-mnist")
 FILES = {"train": "train", "test": "t10k"}
+DEVELOPMENT, RATIO = 5_000, 100
+"""Pictures of the training set that searches are scored on, as many of each class; and the ratio of the long tail."""
 CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle_boot")
 
 
@@ -43,6 +48,12 @@ def make(folder: Path) -> None:
         labels = values(files / f"{prefix}-labels-idx1-ubyte.gz")
         columns = {"image": [*pngs(pictures)], "label": [CLASSES[label] for label in labels]}
         pq.write_table(pa.table(columns), folder / f"{name}.parquet", row_group_size=10_000)
+
+
+def split(groups: ClassGroups, seed: int = 0) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which pictures of the training set, int64, ascending, are for training, long-tailed, and for searches."""
+    others, development = hold_out(len(groups.of_sample), groups, DEVELOPMENT, seed)
+    return long_tail(others, groups, RATIO, seed), development
 
 
 def values(path: Path) -> NDArray[np.uint8]:

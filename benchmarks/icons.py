@@ -15,7 +15,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from itertools import islice
@@ -27,6 +28,7 @@ import click
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from .markdown import table
 
@@ -39,6 +41,21 @@ PIXELS, EDGE = 48, 16
 """A drawing's side, and an icon's where its set does not say."""
 PROCESSES, TOGETHER, ROWS = 2, 500, 10_000
 """Icons that a process is given at a time, and rows of a part of the file."""
+HELD_OUT, TESTED = 10, 0.02
+"""Sets that are held out of training whole, and the share of the other icons that are in a test set."""
+MIDDLE = 1 / 800, 1 / 200
+"""Shares of all icons between which the size of a set is that may be held out."""
+
+
+class Split(NamedTuple):
+    """Which icons are for what: their places in the file, ascending, int64."""
+
+    train: NDArray[np.int64]
+    development: NDArray[np.int64]
+    """The test set of searches."""
+    at_random: NDArray[np.int64]
+    held_out: NDArray[np.int64]
+    """All icons of some sets, whose style no other part has."""
 
 
 class Icon(NamedTuple):
@@ -143,6 +160,24 @@ def chosen(icons: list[Icon], number: int | None, seed: int) -> list[Icon]:
     if number is None or number >= len(icons):
         return icons
     return [icons[place] for place in np.sort(np.random.default_rng(seed).permutation(len(icons))[:number])]
+
+
+def split(sets: Sequence[str], seed: int = 0) -> Split:
+    """Split icons, given the set of each: ten whole sets, and twice 2 % of the others at random."""
+    rng, of_icon = np.random.default_rng(seed), np.unique(sets, return_inverse=True)[1]
+    sizes = np.bincount(of_icon)
+    low, high = (share * len(sets) for share in MIDDLE)
+    is_out = np.isin(of_icon, rng.permutation(np.flatnonzero((sizes >= low) & (sizes <= high)))[:HELD_OUT])
+    others = rng.permutation(np.flatnonzero(~is_out))
+    count = round(TESTED * len(others))
+    at_random, development, train = map(np.sort, np.split(others, [count, 2 * count]))
+    return Split(train, development, at_random, np.flatnonzero(is_out))
+
+
+def rarest_word_counts(captions: Sequence[str], among: Sequence[str]) -> NDArray[np.int64]:
+    """Return for each caption, int64 [captions], how many of others have the word of it that fewest have."""
+    counts = Counter(word for caption in among for word in {*caption.lower().split()})
+    return np.array([min((counts[word] for word in caption.lower().split()), default=0) for caption in captions])
 
 
 def chunks(icons: list[Icon]) -> list[list[str]]:

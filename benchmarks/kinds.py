@@ -208,6 +208,9 @@ class PlantedSource(Source):
         self.dataset, self.mode, self.variant, self.planted = dataset, dataset.index.mode, variant, planted
         self.columns = dataset.take(np.arange(dataset.n), ["uri", "key", "group", CAPTION]).combine_chunks()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"dataset": Dataset(self.dataset.place)}  # with no file open, for a worker
+
     def __len__(self) -> int:
         return len(self.planted.ids)
 

@@ -201,7 +201,7 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
         truth = torch.tensor([sorted({*data.classes}).index(each) for each in data.classes])
         number = torch.from_numpy(np.unique(data.captions, return_inverse=True)[1])
         ranks = retrieval_ranks(image, text, (number[:, None] == number).nonzero().T, ignored)
-    scores = evaluate(run, data.dataset, data.dataset, templates=[TEMPLATE], with_probes=False).scores
+    scores = evaluate(run, data.dataset, data.dataset, templates=[TEMPLATE]).scores
     return Row(
         max(float((a - b).abs().max()) for a, b in zip((image, text), ours, strict=True)),
         difference,

@@ -12,8 +12,10 @@ windowed   the same with windows, as a tenth of the rows' state allows
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +32,7 @@ from .made import make_pairs
 if TYPE_CHECKING:
     from thermopile.pipeline.loading.dali_loader import DALILoader
     from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-    from thermopile.tools.bench.loader import Contender
+    from thermopile.tools.bench.loader import Contender, Work
 
 # `open` counts the memory of processes that import this file: what is heavy is imported where it is used.
 
@@ -40,6 +42,7 @@ LABELS = {
     "ffcv_own": "FFCV's own Loader",
     "pillow": "torch DataLoader + Pillow",
     "decode": "libjpeg-turbo alone",
+    "public": "thermopile.Loader",
 }
 
 
@@ -62,7 +65,8 @@ class RateSizes:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """(ours, other) whose rates are compared."""
-        return [(ours, other) for ours in ("ffcv", "dali") for other in self.rivals.split("+")]
+        public = [("public", "ffcv")] * (self.views == 2)  # it serves one view only of pairs
+        return [*public, *product(("ffcv", "dali"), self.rivals.split("+"))]
 
 
 ASKED = {
@@ -71,8 +75,26 @@ ASKED = {
     ("crop_flip", 1, "dali", "pillow"): 1.2,
     ("crop_flip", 2, "ffcv", "ffcv_own"): 2.0,
     ("simclr", 2, "ffcv", "pillow"): 3.0,
+    ("crop_flip", 2, "public", "ffcv"): 0.98,
+    ("simclr", 2, "public", "ffcv"): 0.98,
 }
 """(recipe, views, ours, other) → how many times faster ours has to be."""
+
+
+@contextmanager
+def public(work: Work) -> Iterator[Callable[[int], Iterator[object]]]:
+    """Serve with the loader that is for other libraries' trainers."""
+    import thermopile
+
+    data = {"recipe": work.recipe, "image_size": work.image_size}
+    settings = {"batch_size": work.order.batch_size, "data": data, "objective": {"mode": "unimodal"}}
+    with thermopile.Loader(work.dataset.path, settings) as loader:
+
+        def serve(number: int) -> Iterator[object]:
+            loader.steps_done = number * len(loader) + work.first_step
+            return iter(loader)
+
+        yield serve
 
 
 def rate(sizes: RateSizes, directory: Path) -> Measured:
@@ -88,7 +110,12 @@ def rate(sizes: RateSizes, directory: Path) -> Measured:
     dataset = photographs(directory, sizes.images)
     order = Order.create(sizes.images, sizes.batch)
     work = Work(dataset, order, sizes.recipe, sizes.views, sizes.image_size, sizes.batches, device_named("auto"))
-    known: dict[str, Contender] = LOADERS | {"ffcv_own": ffcv_own_loader, "pillow": pillow, "decode": decode_alone}
+    known: dict[str, Contender] = LOADERS | {
+        "ffcv_own": ffcv_own_loader,
+        "pillow": pillow,
+        "decode": decode_alone,
+        "public": public,
+    }
     pairs = [(ours, other) for ours, other in sizes.pairs if other != "ffcv_own" or has_opencv()]
     contenders = {name: known[name] for pair in pairs for name in pair}
     found = rates(contenders, work, sizes.rounds)

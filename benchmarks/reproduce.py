@@ -74,8 +74,10 @@ def exit_if(stopped: bool, results: Results, file: Path) -> None:
         raise SystemExit(EXIT_CODE)
 
 
-def make_runs(plan: list[Part], results: Results, file: Path, work: Path, processes: int) -> bool:
-    """Make what is missing; False if a signal stopped it."""
+def make_runs(
+    plan: list[Part], results: Results, file: Path, work: Path, processes: int, added: Callable[[], None] = lambda: None
+) -> bool:
+    """Make what is missing, and call `added` after each run; False if a signal stopped it."""
     from .reproduction.running import Made, StoppedError, commit, make_missing  # which imports torch
 
     if results.commit not in (None, commit()):
@@ -84,11 +86,15 @@ def make_runs(plan: list[Part], results: Results, file: Path, work: Path, proces
 
     def add(made: Made) -> None:
         results.append(made.result, made.right, file)
+        added()
         click.echo(f"{len(results)} runs; {_minutes_left(plan, results) // processes} minutes left", err=True)
 
     for part in plan:
         count = len(runs_of([part], results))
-        click.echo(f"{count - len(missing([part], results)):4d} of {count:3d} made  {part.name}", err=True)
+        hours = count * part.seconds / 3600
+        click.echo(
+            f"{count - len(missing([part], results)):4d} of {count:3d} made {hours:5.2f} h  {part.name}", err=True
+        )
     click.echo(f"{_minutes_left(plan, results) // processes} minutes, {processes} runs at a time", err=True)
     signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from base64 import b64encode
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -33,6 +35,8 @@ LOOKED_AT = 4096
 """Samples whose pictures' sizes are read; ids are in random order."""
 SMALLEST, LARGEST, SIDE_STEP = 32, 224, 16
 """Side lengths of views that are chosen, in pixels."""
+SHOWN = 6
+"""Samples that a notebook shows."""
 PART, ID_IN_PART = "part", "id_in_part"
 """Columns of the samples table: the name of the sample's part, and its id there."""
 
@@ -85,8 +89,23 @@ class Dataset(SamplesTable):
         if tars and index.tars is None:
             raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
         self.tars = TarFiles(index.tars, tars) if index.tars and pictures else None
-        super().__init__(where, index, _files_at(where, index, self.tars, self._opened))
+        super().__init__(where, index, _files_at(where, index, self.tars, lambda number: self._open_shards[number]))
         self._refuse_missing_files()
+
+    def __fspath__(self) -> str:
+        return str(self.place)
+
+    def __repr__(self) -> str:
+        return f"<Dataset {self.place}: {self.n:,} samples>"
+
+    def _repr_html_(self) -> str:
+        """Return the first samples with their pictures, for a notebook."""
+        shown = ""
+        for sample, row in enumerate(self.take(np.arange(min(self.n, SHOWN)), ["caption", "group"]).to_pylist()):
+            uri = f"data:image/jpeg;base64,{b64encode(self.jpeg(sample)).decode()}"
+            text = escape((row["caption"] or row["group"] or "")[:200])
+            shown += f"<td style='max-width: 8em'><img src='{uri}' style='max-width: 100%'><br><bdi>{text}</bdi></td>"
+        return f"<p>{escape(repr(self))}</p><table><tr>{shown}</tr></table>"
 
     @property
     def path(self) -> Path:
@@ -155,9 +174,6 @@ class Dataset(SamplesTable):
         from .dataset.shard import OpenFiles
 
         return OpenFiles(lambda number: Descriptor(cast(TarFiles, self.tars).path(number), os.O_NOFOLLOW))
-
-    def _opened(self, number: int) -> Shard:
-        return self._open_shards[number]
 
     def shard(self, number: int) -> Shard:
         """Return a shard's pixels and tokens; it stays open as long as the caller keeps it.

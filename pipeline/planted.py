@@ -5,8 +5,6 @@ samples these are, and whose captions they show, follows from the seed, the ids 
 kept: ranks, resumed runs, forks and grown datasets agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

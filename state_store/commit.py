@@ -1,7 +1,5 @@
 """Write one snapshot: each rank writes its blocks, rank 0 the rest. It takes effect once it is announced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast

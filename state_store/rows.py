@@ -14,19 +14,7 @@ import numpy.typing as npt
 from ..storage.kernels import kernel
 from .commit import ColumnPart
 from .history import Snapshot
-from .records import (
-    FLAGS,
-    IDS,
-    RECORDS,
-    Flags,
-    Floats,
-    IdArray,
-    Words,
-    aligned_words,
-    gather,
-    scatter,
-    to_columns,
-)
+from .records import FLAGS, IDS, RECORDS, Flags, Floats, IdArray, Words, aligned_words, gather, scatter, to_columns
 from .schema import Schema
 
 _BLOCKS_WRITTEN_AT_ONCE = 16

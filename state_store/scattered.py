@@ -3,8 +3,6 @@
 Those of a run on a mixture of datasets are in another order than its samples.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The state of every sample during training, read before each step and written after it, in the background."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait

@@ -1,7 +1,5 @@
 """Move batches of rows between the store and its caller in the background; `take` never returns a stale row."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """What fails in an object store, and which failures may pass."""
 
-from __future__ import annotations
-
 import re
 
 _CREDENTIALS = {

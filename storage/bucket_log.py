@@ -21,7 +21,7 @@ from .files import open_own, refuse_link
 
 MAX_PART_BYTES = 64 << 20
 """Parts are merged up to this length: a checkpoint never puts more than twice as much."""
-_NAME = re.compile(r"(?:([0-9a-f]{8})-)?([0-9]{15})(?:-[0-9]{15})?\.part")
+_NAME = re.compile(r"[0-9a-f]{8}-([0-9]{15})-[0-9]{15}\.part")
 T = TypeVar("T")
 
 
@@ -31,7 +31,7 @@ class LogPart(NamedTuple):
     start: int
     end: int
     name: str
-    """The object's name."""
+    """The object's name, which begins with its writer's term."""
 
     def of(self, folder: Address) -> Address:
         return folder / self.name
@@ -138,7 +138,8 @@ class BucketLog:
             while kept and end - kept[-1].start <= MAX_PART_BYTES and kept[-1].end - kept[-1].start < 2 * (end - start):
                 start = kept.pop().start
             for begin in range(start, end, MAX_PART_BYTES):
-                part = self._part(begin, min(end, begin + MAX_PART_BYTES))
+                stop = min(end, begin + MAX_PART_BYTES)
+                part = LogPart(begin, stop, f"{self._term}-{begin:015d}-{stop:015d}.part")
                 part.of(self._folder).write(os.pread(file.fileno(), part.end - begin, begin))
                 kept.append(part)
         written = {part.name for part in kept}
@@ -146,9 +147,6 @@ class BucketLog:
         self._parts = kept
         self._folder.remove(self._unneeded)
         self._unneeded = []
-
-    def _part(self, start: int, end: int) -> LogPart:
-        return LogPart(start, end, f"{self._term}-{start:015d}-{end:015d}.part")
 
     @property
     def _end(self) -> int:
@@ -166,20 +164,14 @@ class BucketLog:
         return held == last.of(self._folder).read_range(0, last.end - last.start)
 
 
-def _term(part: LogPart) -> str:
-    """Return the part's writer term; earlier versions left it out."""
-    parts = _NAME.fullmatch(part.name)
-    return (parts and parts[1]) or ""
-
-
 def _listed(folder: Address) -> list[LogPart]:
     found = ((_NAME.fullmatch(name), size) for name, size, _ in folder.listing())
-    return [LogPart(int(name[2]), int(name[2]) + size, name[0]) for name, size in found if name]
+    return [LogPart(int(name[1]), int(name[1]) + size, name[0]) for name, size in found if name]
 
 
 def _whole(parts: Iterable[LogPart]) -> list[LogPart]:
     """Return the consecutive parts from the start of the file, without parts that were merged into another."""
-    found = standing((_term(part), part.start, part) for part in parts)
+    found = standing((part.name[:8], part.start, part) for part in parts)
     whole, end = [], 0
     longest_first = sorted(found, key=lambda one: (one[1].start, -one[1].end))
     for part in (part._replace(end=min(part.end, limit)) for limit, part in longest_first):

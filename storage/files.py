@@ -4,8 +4,6 @@ A directory from another person may hold links, pipes and devices, so an opened 
 nothing is written through a link. Reads follow links.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl
@@ -13,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -47,12 +46,18 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
 
     Raises NotRegularFileError for anything else, and OSError if it cannot be opened.
     """
-    return os.fdopen(_open(path, os.O_RDONLY), "rb")
+    return os.fdopen(open_regular_descriptor(path), "rb")
 
 
-def open_regular_descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """Open as `open_regular` does, but return the file descriptor. flags: further ones, as for os.open."""
-    return _open(path, os.O_RDONLY | flags)
+def open_regular_descriptor(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open as `open_regular` does, but return the file descriptor. flags: as for os.open."""
+    # O_NONBLOCK: opening a pipe that has no writer would block forever.
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise NotRegularFileError(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
+    return descriptor
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
@@ -71,7 +76,7 @@ def open_own(path: str | os.PathLike[str], flags: int) -> int:
     change something outside its directory.
     """
     try:
-        descriptor = _open(path, flags | os.O_NOFOLLOW)
+        descriptor = open_regular_descriptor(path, flags | os.O_NOFOLLOW)
     except OSError:
         if os.path.islink(path):
             raise NotRegularFileError(f"{path} is a link, and files are not written through links; remove it") from None
@@ -93,6 +98,11 @@ def may_make(folder: Path) -> bool:
     """Return whether a folder is writable, or can be made."""
     nearest = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
     return nearest.is_dir() and os.access(nearest, os.W_OK)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the disk of a folder, which may not exist yet."""
+    return shutil.disk_usage(next(each for each in (folder, *folder.absolute().parents) if each.exists())).free
 
 
 def own_directory(path: Path) -> Path:
@@ -228,13 +238,3 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal. Raises as `open_regular`."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
-
-
-def _open(path: str | os.PathLike[str], flags: int) -> int:
-    # O_NONBLOCK: opening a pipe that has no writer would block forever.
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise NotRegularFileError(f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, not a regular file")
-    return descriptor

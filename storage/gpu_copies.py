@@ -12,39 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Device(Protocol):
-    """What copies need from a device with streams. Nothing here waits for the device."""
-
-    def new_stream(self) -> Any: ...
-
-    def current_stream(self) -> Any: ...
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, stream: Any) -> Tensor:
-        """Allocate on the device, in the order of a stream."""
-
-    def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
-        """Queue a copy. The host's side is pinned, and torch reuses its memory only once the copy is done."""
-
-    def record(self, stream: Any) -> Any:
-        """Return an event that marks what the stream has been given so far."""
-
-    def wait(self, stream: Any, event: Any) -> None:
-        """Let what the stream is given from now on wait for an event."""
-
-    def keep(self, tensor: Tensor, stream: Any) -> None:
-        """Keep a tensor's memory, once freed, until the stream is done with what it has been given by then."""
-
-
 class Copies:
     """Copies to and from one device on a stream of their own."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self.device, self.stream = device, device.new_stream()
 
     def upload(self, host: Sequence[Tensor]) -> Arriving:
@@ -77,7 +54,7 @@ class Copies:
 class Arriving:
     """Tensors that the copies' stream is filling."""
 
-    def __init__(self, device: Device, tensors: Sequence[Tensor], filled: Any) -> None:
+    def __init__(self, device: CudaDevice, tensors: Sequence[Tensor], filled: Any) -> None:
         self._device, self._tensors, self._filled = device, tensors, filled
 
     def here(self) -> Sequence[Tensor]:
@@ -110,7 +87,7 @@ class Pace:
     in device memory: what another stream reads is not reused before that stream has read it.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: CudaDevice) -> None:
         self._device, self._ends = device, deque[Any]()
 
     def end_step(self) -> None:
@@ -121,7 +98,7 @@ class Pace:
 
 
 class CudaDevice:
-    """A CUDA device, through torch."""
+    """A CUDA device, through torch. Nothing here waits for it; the tests have one of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -133,23 +110,28 @@ class CudaDevice:
         return torch.cuda.current_stream(self._device)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, stream: torch.cuda.Stream) -> Tensor:
+        """Allocate on the device, in the order of a stream."""
         with self._streaming(stream):
             return torch.empty(*shape, dtype=dtype, device=self._device)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
+        """Queue a copy. The host's side is pinned, and torch reuses its memory only once the copy is done."""
         with self._streaming(stream):
             target.copy_(source, non_blocking=True)
 
     def record(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Return an event that marks what the stream has been given so far."""
         # blocking: a host that waits for it sleeps; by default it would spin on a core that the loader needs.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
         return event
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+        """Let what the stream is given from now on wait for an event."""
         stream.wait_event(event)
 
     def keep(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
+        """Keep a tensor's memory, once freed, until the stream is done with what it has been given by then."""
         tensor.record_stream(stream)
 
     @contextmanager

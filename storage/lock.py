@@ -1,7 +1,5 @@
 """An advisory lock on a file that names its holder: a directory has one writer."""
 
-from __future__ import annotations
-
 import fcntl
 import math
 import os

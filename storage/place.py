@@ -3,8 +3,6 @@
 Implementations that differ between the two are chosen here, so that no other module asks which kind a place is.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -40,7 +38,8 @@ def place_of(given: AnyPlace) -> Place:
     """Return the place that the argument names. Raises AddressError for a malformed address."""
     if isinstance(given, LocalPath | Address):
         return given
-    return Address.parse(given) if isinstance(given, str) and is_address(given) else LocalPath(given)
+    name = os.fspath(given)
+    return Address.parse(name) if is_address(name) else LocalPath(name)
 
 
 def places_of(given: Places) -> list[Place]:

@@ -3,8 +3,6 @@
 Any JSON parser can read them. The checksum detects damage; it does not prove who wrote the file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

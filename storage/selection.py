@@ -10,8 +10,6 @@ the selected samples, 0 … kept - 1. The sample order and the state's rows use 
 hole keeps its place in the order and its row, so that all other samples keep theirs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -200,9 +198,7 @@ class Selection:
         if (copy / ABOUT).exists() and read_regular(copy / ABOUT) == about:
             return copy
         for name, (digest, rows) in self.about.arrays.items():
-            if not (place := self.folder / _in_bucket(name, digest)).exists():
-                place = self.folder / name  # the name in earlier versions
-            if (size := place.size()) != rows * _DTYPES[name].itemsize:
+            if (size := (place := self.folder / _in_bucket(name, digest)).size()) != rows * _DTYPES[name].itemsize:
                 raise self._of_wrong_size(name, size)
             with written_aside(copy / name) as file:
                 place.download(file)

@@ -5,8 +5,6 @@ There the writer's term follows in the name, step-N.TERM: a writer that was cut 
 successor. From the first step of a later writer's folders, earlier writers' folders do not count.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -19,11 +17,6 @@ from .files import own_directory, sync
 from .local import LocalPath
 
 _NAME = re.compile(r"step-(0|[1-9][0-9]{0,17})(?:\.([0-9a-f]{8}))?")
-
-
-def is_step_name(name: str) -> bool:
-    """Return whether the name is a step folder's."""
-    return _NAME.fullmatch(name) is not None
 
 
 def step_of(name: str) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import thermopile
+from thermopile.pipeline.conversion.conversion import convert
+from thermopile.storage.local import LocalPath
 
 from support.cli import answer, succeed
 from support.conversions import digests
@@ -101,19 +104,23 @@ def test_a_source_of_ones_own_is_converted_in_python_whole_in_parts_and_resumed(
         conversion.part(number, 2)
     conversion.finish()
     with pytest.raises(KeyboardInterrupt):
-        thermopile.convert(Discs(70), tmp_path / "killed" / "out", workers=1, on_progress=interrupt)
+        convert(Discs(70), LocalPath(tmp_path / "killed" / "out"), workers=1, on_progress=interrupt)
     thermopile.convert(Discs(70), tmp_path / "killed" / "out", workers=1, resume=True)
     assert digests(tmp_path / "whole") == digests(tmp_path / "parts") == digests(tmp_path / "killed")
 
 
 @pytest.mark.wide
-def test_the_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path):
+@pytest.mark.parametrize(("example", "said"), [
+    ("own_loop.py", "7 steps on 2 ranks"), ("plain_loop.py", r"step 7: loss -?\d\.\d{4} on 2 ranks"),
+])  # fmt: skip
+def test_a_loop_on_several_ranks_runs_under_torchrun(pairs_dataset, tmp_path, example, said):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, ROOT / "examples" / "several_ranks.py", pairs_dataset.path, tmp_path / "run", 1]
+    (tmp_path / "run").mkdir()
+    command = [*torchrun, ROOT / "examples" / example, pairs_dataset.path, tmp_path / "run", 1]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "7 steps on 2 ranks"
+    assert re.fullmatch(said, done.stdout.splitlines()[-1])
 
 
 def test_a_loss_without_temperatures_has_state_that_can_be_read(pairs_dataset, tmp_path):
@@ -130,19 +137,21 @@ def test_temperatures_are_told_by_class(own_loop):
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_an_example_is_short_and_shown_as_it_is(example):
     text = example.read_text("utf-8")
-    assert len(text.splitlines()) <= 60
+    assert len(text.splitlines()) <= (150 if example.name == "open_clip_task.py" else 75)
     shown = f"[examples/{example.name}](../examples/{example.name})\n\n```python\n{text}```\n"
-    assert shown in (ROOT / "docs" / "library.md").read_text("utf-8"), "copy the file into docs/library.md"
+    pages = [(ROOT / "docs" / page).read_text("utf-8") for page in ("library.md", "keep_your_trainer.md")]
+    assert any(shown in page for page in pages), "copy the file into its page"
 
 
 def test_the_public_names_are_these():
     """A change of this list is a decision; docs/library.md has them too."""
     assert sorted(thermopile.__all__) == [
         "Anchors", "BadSampleError", "ClassGroups", "Conversion", "ConvertSettings", "Dataset", "EstimatorSettings",
-        "GlobalContrastive", "IndividualTemperature", "Objective", "Order", "Outcome", "Progress", "Recipe",
-        "RobustSettings", "Rows", "Run", "Sample", "Settings", "Source", "StateReader", "StateStore",
-        "TemperatureRate", "Trainer", "__version__", "convert", "create_objective", "joined_world", "list_snapshots",
-        "open_run",
+        "GlobalContrastive", "IndividualTemperature", "Loader", "Objective", "Order", "OrderSampler", "Outcome",
+        "Progress", "Recipe", "RobustSettings", "RowStore", "Rows", "Run", "Sample", "Settings", "Source",
+        "StateReader", "StateStore", "TemperatureRate", "Trainer", "__version__", "convert", "create_objective",
+        "embed", "evaluate", "export", "inspect", "joined_world", "list_objectives", "list_presets", "list_snapshots",
+        "open_run", "train",
     ]  # fmt: skip
     documented = (ROOT / "docs" / "library.md").read_text("utf-8")
     for name in thermopile.__all__:

@@ -1,7 +1,5 @@
 """Arguments and options shared by commands: places, datasets, runs, and leave to import a user's own code."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

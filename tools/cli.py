@@ -3,8 +3,6 @@
 Commands import what they need when they run: `--help` must not wait for torch.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import logging
@@ -24,19 +22,20 @@ from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingErro
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 
 COMMANDS = {
-    "convert": (".convert:convert", "Convert a source to a dataset directory, or check one."),
+    "convert": (".convert:command", "Convert a source to a dataset directory, or check one."),
     "show": (".show:show", "Draw samples of a dataset and their augmented views."),
-    "train": (".train:train", "Train encoders with a temperature per sample."),
+    "train": (".train:command", "Train encoders with a temperature per sample."),
+    "score": (".score:score", "Judge pairs by a model that is not trained on them."),
     "fork": (".fork:fork", "Go on from a checkpoint of a run with one thing changed, as a new run."),
     "presets": (".settings:presets", "List the presets."),
     "settings": (".settings:settings", "Explain the settings."),
     "status": (".status:status", "Show whether a run trains, and its progress."),
-    "inspect": (".inspect:inspect", "Summarise the temperatures of a run."),
+    "inspect": (".inspect:command", "Summarise the temperatures of a run."),
     "curate": (".curate:curate", "Choose what to train on next."),
     "eval": (".eval:eval_", "Score the features of a run's encoders."),
     "effect": (".effect:effect", "Compare the scores of runs on the same test samples."),
-    "embed": (".embed:embed", "Write the features of a dataset to a file."),
-    "export": (".export:export", "Write a run's encoders to files."),
+    "embed": (".embed:command", "Write the features of a dataset to a file."),
+    "export": (".export:command", "Write a run's encoders to files."),
     "state": (".state:state", "Check the state of the samples, and list its snapshots."),
     "bench": (".bench.commands:bench", "Measure what this machine can do."),
 }

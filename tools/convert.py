@@ -1,10 +1,9 @@
 """`thermopile convert`: write a dataset from a source, and a test set on request; check one."""
 
-from __future__ import annotations
-
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -21,24 +20,25 @@ from ..pipeline.conversion.conversion import Conversion, Summary, lengths_of
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import ConvertSettings
 from ..pipeline.conversion.shard_pool import processes, start_workers_early
-from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, read_index
+from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, ImagePolicy, read_index
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.opening import Dataset, usual_image_size
 from ..pipeline.sources import ClassGroups, Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
-from ..pipeline.sources.splits import Drawn
+from ..pipeline.sources.splits import Drawn, Limited
 from ..pipeline.sources.webdataset import nobody_has
+from ..storage.bucket import Address
 from ..storage.files import read_regular
 from ..storage.local import LocalPath
-from ..storage.place import Place
+from ..storage.place import AnyPlace, Place, place_of
 from ..storage.sealed_json import parse
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
-from .convert_options import MODEL, ConvertOptions, PartNumber, options_of
-from .convert_sources import KINDS, Kind, users_kind
+from .convert_options import ConvertOptions, PartNumber, options_of
+from .convert_sources import KINDS, Kind, kind_named, users_kind
 from .convert_splits import (
     ConversionProgress,
     Split,
@@ -54,6 +54,8 @@ from .progress import progress_bar
 SECONDS_UNTIL_HINT = 2.0
 MAX_OF_A_KIND = 10
 """Findings of a kind that `check` prints."""
+TRIAL = 2_000
+"""Samples that a dry run reads, unless --limit says how many."""
 FEW_SAMPLES = 20_000
 """Below, the preset `small` is meant for the dataset; from so many pairs on, 1 % are enough to plant."""
 
@@ -74,7 +76,7 @@ class _Kinds(click.Group):
     "  thermopile convert my_records:Records ~/records data/records\n"
     "  thermopile convert check data/pictures",
 )
-def convert() -> None:
+def command() -> None:
     """Convert a source to a dataset directory, or check one.
 
     Samples that cannot be read are left out and listed in OUT/errors.jsonl. Use --resume to continue an interrupted
@@ -84,8 +86,10 @@ def convert() -> None:
 
 def _command(kind: Kind) -> click.Command:
     def converted(out: Place, seed: int, src: Any = None, **values: Any) -> None:
+        context = click.get_current_context()
+        given = {name for name in values if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
         own = {name: values.pop(name) for option in kind.options if (name := option.name)}
-        asked = ConvertOptions.of({"seed": seed} | values)
+        asked = ConvertOptions.of({"seed": seed, "given": given} | values)
         try:
             with redirect_stdout(sys.stderr) if asked.as_json else nullcontext():
                 results = run(kind, seed if kind.src is None else src, own, out, asked)
@@ -108,10 +112,10 @@ def _command(kind: Kind) -> click.Command:
 
 
 for _kind in KINDS:
-    convert.add_command(_command(_kind))
+    command.add_command(_command(_kind))
 
 
-@convert.command(
+@command.command(
     short_help="Check that a dataset is sound.",
     epilog="\b\nExamples:\n"
     "  thermopile convert check data/pictures\n"
@@ -151,13 +155,52 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
         context.exit(1)
 
 
+def convert(
+    source: Source | AnyPlace | Sequence[AnyPlace],
+    out: AnyPlace,
+    *,
+    kind: str = "",
+    seed: int = 0,
+    holdout: float | None = None,
+    longtail: float | None = None,
+    limit: int | None = None,
+    append: bool = False,
+    resume: bool = False,
+    overwrite: bool = False,
+    workers: int | None = None,
+    **options: Any,
+) -> Dataset:
+    """Convert a source to the dataset `out` as `thermopile convert` does, with progress, and open it.
+
+    source: a folder, a list, tars, Parquet files, or a Source of your own. kind: the command's, such as `cifar`; by
+    default what the source's name ends with tells. options: the command's others, such as caption="txt" or
+    max_size=256. Raises SourceError, DatasetError, DatasetExistsError; click.UsageError for options that do not fit.
+    """
+    shared = {*ConvertSettings.model_fields, *ImagePolicy.model_fields}
+    own = {name: options.pop(name) for name in [*options] if name not in shared}
+    how: dict[str, Any] = {"seed": seed, "holdout": holdout, "longtail": longtail, "limit": limit, "append": append}
+    how |= {"resume": resume, "overwrite": overwrite, "workers": workers, "given": {*options, *own}}
+    src: Any = source
+    if isinstance(source, Source):
+        known = users_kind(type(source).__name__)
+    else:
+        given = [source] if isinstance(source, str | os.PathLike | Address) else [*source]
+        known, src = kind_named(kind, str(given[0])), seed
+        if known.src:
+            places = [known.src.convert(os.path.expanduser(str(each)), None, None) for each in given]
+            src = places if known.many else places[0]
+    run(known, src, own, place_of(out), ConvertOptions.of(options | how))
+    return Dataset(out)
+
+
 def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOptions) -> list[dict[str, Any]]:
     """Convert `src`, opened with the kind's `own` options, or a part of it, to `out` and perhaps `out`-test.
 
     Returns each dataset's summary as a JSON object.
     """
     _refuse_contradictions(out, _paths(src, own), asked)
-    grown = _to_append_to(out, asked.holdout) if asked.append else None
+    named = {name: own[name] for name in ("caption", "group") if name in asked.given and own.get(name)}
+    grown = _to_append_to(out, asked) if asked.append else None
     select = own.pop("select") if kind.is_dataset else None
     outs = [out, out.with_name(f"{out.name}-test")] if kind.own_test or asked.holdout else [out]
     if grown is not None:
@@ -165,6 +208,10 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     if not (asked.resume or asked.part or asked.on or asked.finish):
         for each in outs:
             Partial(each).refuse_existing(overwrite=asked.overwrite, resume=False)
+    written, limit = outs, asked.limit
+    if asked.dry_run:
+        trial = click.get_current_context().with_resource(TemporaryDirectory(prefix="thermopile-dry-run-"))
+        written, limit = [LocalPath(trial) / each.name for each in outs], asked.limit or TRIAL
     if asked.on:
         from ..pipeline.conversion.on_ray import cluster
 
@@ -173,21 +220,26 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     else:
         start_workers_early()
     with _hint_if_slow(f"listing {kind.name} …"):
-        sources = kind.open(src, **own, **_of_tars(grown) if kind.in_order else {})
+        sources = kind.open(src, **own, **_of_tars(grown, named) if kind.in_order else {})
         for note in sources[0].notes:
             click.echo(plain_text(note, MAX_ERROR_CHARACTERS), err=True)
         settings = _settings(sources[0], grown, asked)
-        splits = _splits(sources, outs, asked)
+        splits = _splits(sources, [*zip(written, [grown] if grown else outs, strict=True)], asked, named)
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
-            splits = [splits[0]._replace(selection=selected_ids(select, sources[0].dataset))]
-        if grown is not None:
-            splits = [splits[0]._replace(grown=grown)]
+            splits = [splits[0]._replace(selection=selected_ids(Path(select), sources[0].dataset))]
+        if limit:
+            for place, split in enumerate(splits):
+                rule = Limited(limit, split.selection)
+                splits[place] = split._replace(selection=rule if split.tars else rule(len(split.source), None))
     with _hint_if_slow("estimating the size …"):
         announce(splits, settings)
     if grown is not None:
         refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
-    results = _convert_all(splits, settings, out, asked, _paths(src, own))
+    results = _convert_all(splits, settings, asked, _paths(src, own))
+    if asked.dry_run:
+        click.echo("nothing was written; next: the same command without --dry-run")
+        return results
     if grown is not None and not asked.part:
         with _hint_if_slow("appending …"):
             join(grown)
@@ -199,11 +251,11 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     else:
         for split in splits[:1] if asked.longtail else ():
             say_longtail(split.shown)
-        click.echo(f"next: {_next_steps(out, 'glyphs' if kind.name == 'glyphs' else '')}")
+        click.echo(f"next: {_next_steps(out, 'glyphs' if kind.name == 'glyphs' else '', asked.model)}")
     return results
 
 
-def _next_steps(out: Place, preset: str) -> str:
+def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
     """Return the commands that suit a dataset. preset: the one that was made for it, if any."""
     from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few  # late, because it imports numba
 
@@ -214,7 +266,7 @@ def _next_steps(out: Place, preset: str) -> str:
     is_small, settings = index.n < FEW_SAMPLES, list[str]()
     if is_small and not preset:
         preset, size = "small", min(usual, 64)
-    model, folder = click.get_current_context().meta.get(MODEL, ("", Path()))
+    model, folder = of_model
     if model and index.mode == "pairs":
         sides, size = _encoders_in(folder, size)
         settings += [f"model.{side}.name={model}" for side in sides]
@@ -237,10 +289,10 @@ def _encoders_in(folder: Path, size: int) -> tuple[tuple[str, ...], int]:
 
 
 def _convert_all(
-    splits: list[Split], settings: ConvertSettings, out: Place, asked: ConvertOptions, reads: list[Path]
+    splits: list[Split], settings: ConvertSettings, asked: ConvertOptions, reads: list[Path]
 ) -> list[dict[str, Any]]:
     """Convert each dataset, or the part asked for; return each one's summary as a JSON object."""
-    results = list[dict[str, Any]]()
+    results, out = list[dict[str, Any]](), splits[0].out
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
         options: dict[str, Any] = {"overwrite": asked.overwrite, "pool": processes(asked.workers)}
 
@@ -281,6 +333,8 @@ def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOpti
     refuse_in_run(out)
     if asked.part and asked.finish:
         raise click.UsageError("--part and --finish exclude each other: finish after all parts")
+    if asked.dry_run and (asked.part or asked.finish or asked.on or asked.resume):
+        raise click.UsageError("--dry-run converts some samples at once: leave out --part, --finish, --on and --resume")
     if asked.on and (asked.part or asked.finish):
         raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
     if asked.on and out.is_remote:
@@ -300,15 +354,14 @@ def _tokenizer_of(out: Place, folder: Path) -> Path | None:
     return None
 
 
-def _to_append_to(out: Place, holdout: float | None) -> LocalPath:
+def _to_append_to(out: Place, asked: ConvertOptions) -> LocalPath:
     """Return the dataset's folder, after finishing an append that was interrupted near its end."""
     if out.is_remote:
         raise click.UsageError(f"--append writes to local datasets only, and {out} is in an object store")
-    if holdout:
+    if asked.holdout:
         raise click.UsageError("--append and --holdout exclude each other: append to the test set by itself")
-    context = click.get_current_context()
     for name in ("max_size", "quality", "max_pixels", "vocab_size", "tokenizer", "context_length"):
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if name in asked.given:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
     folder = LocalPath(str(out.resolve()))  # the new shards are renamed, so they are written on the same disk
     refuse_ungrowable(folder)
@@ -343,11 +396,11 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
     return asked.settings.suited_to(source, partial(click.echo, err=True))
 
 
-def _of_tars(grown: LocalPath | None) -> dict[str, Any]:
+def _of_tars(grown: LocalPath | None, named: Mapping[str, str]) -> dict[str, Any]:
     """Return what a source of tars must know of the command and of the dataset that it is appended to."""
     index = read_index(grown) if grown else None
     return {
-        "required": tuple(_given_names()),
+        "required": tuple(named),
         "required_mode": index.mode if index else "",
         "behind": index.tars if index else None,
     }
@@ -371,43 +424,38 @@ def _hint_if_slow(words: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _splits(sources: tuple[Source, ...], outs: list[Place], asked: ConvertOptions) -> list[Split]:
-    """Return the datasets to write. The test set is held out first; the long tail is cut from the rest."""
+def _splits(
+    sources: tuple[Source, ...], outs: list[tuple[Place, Place]], asked: ConvertOptions, named: Mapping[str, str]
+) -> list[Split]:
+    """Return the datasets to write, each to a place, under a name; the test set is held out before the tail is cut."""
     source, *own_test = sources
     rules = [Drawn(asked.holdout, asked.longtail, asked.settings.seed, test) for test in (False, True)]
     is_drawn = asked.holdout or asked.longtail
     if source.files_in_order:
-        return [Split(out, source, rule if is_drawn else None, None) for out, rule in zip(outs, rules, strict=False)]
+        drawn = rules if is_drawn else [None, None]
+        return [Split(*out, source, rule, None, asked.append) for out, rule in zip(outs, drawn, strict=False)]
     # A user's source may have to read every sample for them.
     groups = source.groups() if is_drawn or type(source).groups is not Source.groups else None
-    _check_names_exist(source, groups)
+    _check_names_exist(source, groups, named)
     if asked.longtail and groups is None:
         raise click.UsageError("--longtail needs classes, and this source has none")
     train = rules[0](len(source), groups) if is_drawn else None
-    splits = [Split(outs[0], source, train, groups)]
+    splits = [Split(*outs[0], source, train, groups, asked.append)]
     for test in own_test:
-        splits.append(Split(outs[1], test, None, test.groups()))
+        splits.append(Split(*outs[1], test, None, test.groups()))
     if asked.holdout and not own_test:
-        splits.append(Split(outs[1], source, rules[1](len(source), groups), groups))
+        splits.append(Split(*outs[1], source, rules[1](len(source), groups), groups))
     return splits
 
 
-def _given_names() -> Iterator[str]:
-    """Yield which of `caption` and `group` were named on the command line, where they may be mistyped."""
-    context = click.get_current_context()
-    for option in ("caption", "group"):
-        if context.params.get(option) and context.get_parameter_source(option) is ParameterSource.COMMANDLINE:
-            yield option
-
-
-def _check_names_exist(source: Source, groups: ClassGroups | None) -> None:
-    """Refuse names that no sample has; defaults may be absent. Of a list of pictures, refuse a wrong root."""
+def _check_names_exist(source: Source, groups: ClassGroups | None, named: Mapping[str, str]) -> None:
+    """Refuse given names of captions or classes that no sample has. Of a list of pictures, refuse a wrong root."""
     if isinstance(source, CsvSource):
         source.refuse_wrong_root()
     has = {"caption": source.mode == "pairs", "group": groups is not None}
-    for option in _given_names():
+    for option, name in named.items():
         if not has[option]:
-            raise SourceError(nobody_has(option, click.get_current_context().params[option]))
+            raise SourceError(nobody_has(option, name))
 
 
 def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings) -> Summary:
@@ -439,7 +487,7 @@ def _convert_part(
     result = {"dataset": str(split.shown), "part": str(part), "to_finish": True, **asdict(done)}
     if not done.samples and part.number <= done.shards:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
-        return result | {"to_finish": split.grown is not None}
+        return result | {"to_finish": split.appends}
     rate = f"; {done.seconds:.1f} s, {done.seen / done.seconds:,.0f} img/s" if done.seen else ", all done before"
     what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
     click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")

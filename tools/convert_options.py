@@ -1,9 +1,7 @@
 """The options of `thermopile convert`, whichever kind of source it reads."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -16,9 +14,6 @@ from ..pipeline.dataset.tokenizer import model_context
 from ..pipeline.sources.caption_lengths import CONTEXTS
 from .arguments import defaulting, flag
 from .convert_sources import Kind
-
-MODEL = "thermopile.model"
-"""In click's context: the model whose tokenizer is used, as it was typed, and its folder."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +33,35 @@ class ConvertOptions:
     """The options that several kinds have; a kind without an option has its default."""
 
     settings: ConvertSettings
-    workers: int | None
-    resume: bool
-    overwrite: bool
-    part: PartNumber | None
-    on: str | None
-    finish: bool
-    as_json: bool
+    given: Collection[str]
+    """Names of options that are not left to their defaults."""
+    model: tuple[str, Path] = "", Path()
+    """The model whose tokenizer is used, as it was typed, and its folder."""
+    workers: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    part: PartNumber | None = None
+    on: str | None = None
+    finish: bool = False
+    as_json: bool = False
     append: bool = False
     holdout: float | None = None
     longtail: float | None = None
+    limit: int | None = None
+    dry_run: bool = False
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
-        """Return the options of a command line. A vocabulary and a context that are not given are chosen."""
+        """Return the options, after fetching a model's tokenizer. Vocabulary and context are chosen unless given."""
         image = ImagePolicy(**{name: values.pop(name) for name in ImagePolicy.model_fields if name in values})
         given = {name: values.pop(name) for name in ConvertSettings.model_fields if name in values}
+        if (name := str(given.get("tokenizer"))).startswith("hf:"):
+            from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
+
+            folder = snapshot(name, fetching=True, weights=False) or Path(name[3:]).expanduser()
+            values["model"], given["tokenizer"] = (name, folder), _FILE.convert(folder / TOKENIZER_FILE, None, None)
+            if (length := model_context(folder)) and length <= CONTEXTS[-1]:
+                given["context_length"] = given.get("context_length") or length
         chosen = {name: given.get(name) or 0 for name in ("vocab_size", "context_length")}
         return cls(ConvertSettings(image=image, **given | chosen), **values)
 
@@ -99,18 +107,10 @@ class _TokenizerPath(click.Path):
     """A tokenizer.json, or `hf:` and a directory or a name of the hub with one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not str(value).startswith("hf:"):
-            return super().convert(value, param, ctx)
-        from ..trainer.encoders.hf_hub import snapshot  # late, because it imports torch
-
-        folder = snapshot(value, fetching=True, weights=False) or Path(str(value)[3:]).expanduser()
-        if ctx is not None:
-            ctx.meta[MODEL] = value, folder
-            if (length := model_context(folder)) and length <= CONTEXTS[-1]:
-                ctx.default_map = {"context_length": length}
-        return super().convert(folder / TOKENIZER_FILE, param, ctx)
+        return value if str(value).startswith("hf:") else super().convert(value, param, ctx)
 
 
+_FILE = _TokenizerPath(exists=True, dir_okay=False, path_type=Path)
 _OF_CAPTIONS = (
     click.Option(
         ["--vocab-size"],
@@ -119,7 +119,7 @@ _OF_CAPTIONS = (
     ),
     click.Option(
         ["--tokenizer"],
-        type=_TokenizerPath(exists=True, dir_okay=False, path_type=Path),
+        type=_FILE,
         metavar="FILE|hf:DIR|hf:ORG/NAME",
         help="Use this tokenizer.json instead of training one; of a model's directory, also its context length.",
     ),
@@ -149,6 +149,8 @@ _OF_ALL = (
     defaulting("max-error-rate", click.FloatRange(0, 1), 0.1, "Fail if a larger share of the samples cannot be used."),
     defaulting("seed", click.IntRange(0), 0, "Seed of the shuffle and of all draws; same seed, same dataset."),
     click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core."),
+    click.Option(["--limit"], type=click.IntRange(1), help="Convert this many samples at most, evenly spaced."),
+    flag("dry-run", "Try 2,000 samples, or --limit, and say what would be left out; nothing is kept."),
     flag("resume", "Continue an interrupted conversion."),
     flag("overwrite", "Replace OUT if it is a dataset."),
     click.Option(

@@ -13,7 +13,13 @@ from ..storage.local import LocalPath
 from .arguments import PlaceType, defaulting, flag
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ..pipeline.sources import Source
+
+
+KIND_OF_SUFFIX = {".csv": "csv", ".tsv": "csv", ".tar": "webdataset", ".parquet": "parquet"}
+"""What a file's name ends with -> the kind that reads it, unless one is named; all else is a folder."""
 
 
 class Kind(NamedTuple):
@@ -42,7 +48,7 @@ class Kind(NamedTuple):
     def open(self, src: Any, **options: Any) -> tuple[Source, ...]:
         """Return the source and its own test set, if it has one. May be slow. src: SRC, or the seed to draw from."""
         if self.is_users:
-            return (_users_source(self.source, src, **options["option"]),)
+            return (_users_source(self.source, src, **options),)
         module, _, name = self.source.partition(":")
         source = getattr(import_module(f"..pipeline.sources.{module}", __package__), name)
         if self.own_test:
@@ -50,21 +56,22 @@ class Kind(NamedTuple):
         return (source(src, **options),)
 
 
-def _users_source(name: str, src: str, **options: Any) -> Source:
-    """Import and create a source. Raises SourceError if it is none."""
+def _users_source(name: str, src: str | Source, option: Mapping[str, str] | None = None) -> Source:
+    """Import and create a source, unless `src` is one. Raises SourceError if it is none."""
     from ..pipeline.errors import SourceError
     from ..trainer.plugins import PluginError, announce_code, load_plugin
 
-    announce_code({"the source": name})
+    if isinstance(src, str):
+        announce_code({"the source": name})
     try:
-        source: Source = load_plugin(name, name)(src, **options)
+        source: Source = load_plugin(name, name)(src, **(option or {})) if isinstance(src, str) else src
     except PluginError as error:
         raise SourceError(str(error)) from error
     except SourceError:
         raise
     except Exception as error:  # a user's code may raise anything
         raise SourceError(
-            f"{name} cannot be created with SRC {src!r} and options {options}: {type(error).__name__}: {error}"
+            f"{name} cannot be created with SRC {src!r} and options {option}: {type(error).__name__}: {error}"
         ) from error
     from ..pipeline.sources import Source
 
@@ -124,6 +131,14 @@ def users_kind(name: str) -> Kind:
         captions=True,
         is_users=True,
     )
+
+
+def kind_named(name: str, src: str) -> Kind:
+    """Return a kind by name; without one, the kind that reads what SRC ends with."""
+    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], "folder")
+    if found := [kind for kind in KINDS if kind.name == name]:
+        return found[0]
+    raise click.UsageError(f"no kind of source is called {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
 
 
 def _part(name: str, default: str | None, help: str) -> click.Option:

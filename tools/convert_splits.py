@@ -1,7 +1,5 @@
 """The datasets that one `thermopile convert` writes, with messages before, during and after conversion."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections import Counter
@@ -23,7 +21,6 @@ from ..pipeline.opening import Dataset
 from ..pipeline.sources import ClassGroups, Selection, Source
 from ..pipeline.sources.shards import shard_count
 from ..storage.bucket import is_address
-from ..storage.local import LocalPath
 from ..storage.place import Place
 from .convert_options import PartNumber
 from .printing import plain_text
@@ -38,16 +35,12 @@ class Split(NamedTuple):
     """One dataset to write."""
 
     out: Place
+    shown: Place
+    """The dataset that the user knows: `out`, the one to append to, or the one that a dry run does not write."""
     source: Source
     selection: Selection
     groups: ClassGroups | None
-    grown: LocalPath | None = None
-    """The dataset that it is to be appended to."""
-
-    @property
-    def shown(self) -> Place:
-        """The dataset that the user knows."""
-        return self.grown or self.out
+    appends: bool = False
 
     @property
     def total(self) -> int:
@@ -94,7 +87,7 @@ class Split(NamedTuple):
     @property
     def classes(self) -> str:
         """` of 3 classes`, empty for a source without classes, and whether they are appended."""
-        appended = " to append" if self.grown else ""
+        appended = " to append" if self.appends else ""
         if self.groups is None:
             return appended
         of_sample = (
@@ -166,7 +159,8 @@ def say_summary(
         click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 120)}" for reason, count in summary.reasons)
-        click.echo(f"  {summary.left_out:,} left out, see {path / ERRORS_FILE}: {reasons}")
+        see = f", see {path / ERRORS_FILE}" if path.exists() else ""
+        click.echo(f"  {summary.left_out:,} left out{see}: {reasons}")
     for kind, unused in index.source.get("not_used", {}).items():
         cure = f": {unused['cure']}" if unused["cure"] else ""
         named = f"{plain_text(kind)}, such as {plain_text(unused['example'], 80)}"
@@ -174,7 +168,7 @@ def say_summary(
     if (in_tars := index.source.get("pictures_in_tars")) is not None and index.tars:
         click.echo(f"  {in_tars:,} pictures stay in the tars below {index.tars.root}; {index.n - in_tars:,} are stored")
         if is_address(index.tars.root):
-            click.echo(f"  {_cost_of_reading(Dataset(path))}")
+            click.echo(f"  {_cost_of_reading(Dataset(summary.path))}")
     if ignored := index.source.get("captions_ignored"):
         were = "captions were" if ignored > 1 else "caption was"
         click.echo(f"  {ignored:,} {were} ignored: none of the samples read beforehand has one")
@@ -184,8 +178,8 @@ def say_summary(
     if index.tokenizer and index.tokenizer.truncated:
         were = "captions were" if index.tokenizer.truncated > 1 else "caption was"
         click.echo(f"  {index.tokenizer.truncated:,} {were} truncated to {settings.context_length} tokens")
-    if split.grown is None:  # else the whole dataset's follows
-        say_content(path, index.content)
+    if not split.appends:  # else the whole dataset's follows
+        say_content(summary.path, index.content)
 
 
 def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """`thermopile curate`: choose what to train on next by a run's state."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -99,15 +97,7 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
 @RUN_DATA
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was kept and dropped as one JSON object.")
-def curate(
-    run: Place,
-    keep: Path,
-    at: str,
-    data: Places | None,
-    overwrite: bool,
-    as_json: bool,
-    **asked: Any,
-) -> None:
+def curate(run: Place, keep: Path, at: str, data: Places | None, overwrite: bool, as_json: bool, **asked: Any) -> None:
     """Choose samples of RUN's dataset by RUN's state, and write their ids and weights.
 
     The rules apply in the order of the options; a sample has one reason at most to be dropped. Works while the run

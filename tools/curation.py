@@ -1,7 +1,5 @@
 """Choose what to train on next by a run's state: drop misfits, thin duplicates, cap classes, weigh."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -187,7 +185,7 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
     lowest, log_tau = inspection.settings.get("tau_min") or np.inf, np.zeros(reader.samples, np.float32)
     for block, rows in read_blocks(reader, [VISITS, *taus]):
         here, visits = slice(block.start, block.stop), kinds.judged(rows, block)[VISITS]
-        is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < MIN_VISITS
+        is_kept[here], is_new[here] = reader.is_kept(block.start, block.stop), visits < kinds.least_visits
         if taus:
             with np.errstate(divide="ignore", invalid="ignore"):  # a row may be damaged, and an objective's own tau 0
                 mean = np.mean([np.log(rows[tau].astype(np.float64)) for tau in taus], axis=0)

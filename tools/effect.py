@@ -18,7 +18,7 @@ from ..storage.place import Place, Places, place_of
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ANY_PLACE, DatasetPath
-from .eval import eval_, label, scored, training_set
+from .eval import PROBES, eval_, label, scored, training_set
 from .inspection.findings import read_again
 from .inspection.opening import Inspection
 from .inspection.temperatures.drift import Drift, drift
@@ -61,7 +61,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     trained = training_set(RunDirectory(runs[0]), train, tars, data)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_PAGE_BYTES // len(runs) if out else 0
     drifts, sheets, of_pairs = zip(*(_taus(a, b, at, data, room) for a, b in pairs), strict=True)
-    every = {run: scored(run, trained, test, with_probes=False, **asked) for run in dict.fromkeys(runs)}
+    every = {run: scored(run, trained, test, **asked) for run in dict.fromkeys(runs)}
     from ..trainer.evaluation.paired import differences
 
     bands, classes = differences([(every[a], every[b]) for a, b in pairs])
@@ -137,4 +137,4 @@ def _taus(a: Place, b: Place, at: str, data: Places | None, room: int) -> tuple[
     return read_again(lambda first: read_again(partial(read, first), b, at, None), a, at, data)
 
 
-effect.params += [option for option in eval_.params if option.name not in {"run", "train"}]
+effect.params += [option for option in eval_.params if option.name not in {"run", "train", *PROBES}]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ..storage.place import Place, Places
+from ..storage.place import AnyPlace, Places, place_of
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .progress import progress_bar
 
@@ -22,6 +23,57 @@ if TYPE_CHECKING:
 NUMPY_TYPES = {"half": "f2", "float": "f4"}
 ROW_GROUP = 8192
 """Most rows of a row group: no more are held."""
+
+
+def embed(
+    run: AnyPlace,
+    dataset: AnyPlace,
+    out: str | os.PathLike[str],
+    *,
+    at: str = "latest",
+    weights: Weights | None = None,
+    dtype: Literal["half", "float"] = "half",
+    batch: int = 256,
+    data: Places | None = None,
+    tars: AnyPlace | None = None,
+    overwrite: bool = False,
+    allow_code: bool = False,
+) -> Path:
+    """Write the features of all samples of a dataset, by a run's encoders and heads, to the Parquet file `out`.
+
+    The columns `image` and, for pairs, `text` have vectors of model.dim numbers of 2 or 4 bytes. Arguments are those of
+    `thermopile embed`. Raises RunError, DatasetError, ConfigError, OSError.
+    """
+    from ..pipeline.dataset.index import FINGERPRINT
+    from ..pipeline.opening import opened
+    from ..trainer.run_directory import RunDirectory, find_checkpoint, load_found
+    from .inspection.rows_export import check_target
+
+    directory, samples, out = RunDirectory(place_of(run)), opened(dataset, tars), Path(out)
+    config = directory.config()  # refuse what is not a run before importing torch
+    check_target(out, [".parquet"], overwrite=overwrite)
+    from ..trainer.evaluation.evaluate import tokenizer_of
+    from ..trainer.evaluation.features import restore_encoders, streamed_features
+    from ..trainer.run.build import device_named, recipe_named
+
+    checkpoint, weights = find_checkpoint(directory, at), config.model.chosen_weights(weights)
+    info, training = load_found(checkpoint)
+    recorded = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
+    own, has_texts = (directory, info, recorded, data), config.objective.mode == "bimodal"
+    tokenizer, sizes, _ = tokenizer_of(*own) if has_texts else (None, None, None)
+    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
+    device = device_named("auto")
+    view = (recipe_named(config.data.recipe), config.data.image_size, device)
+    facts = {
+        "run": str(directory.path),
+        "checkpoint": checkpoint.name,
+        "weights": weights,
+        "dataset": samples.absolute,
+    }
+    metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: samples.index.fingerprint}
+    with closing(streamed_features(encoders.to(device), samples, tokenizer, *view, rows=batch)) as made:
+        write_features(out, samples, made, batch, NUMPY_TYPES[dtype], metadata)
+    return out
 
 
 @click.command(
@@ -40,48 +92,12 @@ ROW_GROUP = 8192
 @TARS
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @ALLOW
-def embed(
-    run: Place,
-    dataset: Place,
-    out: Path,
-    at: str,
-    weights: Weights | None,
-    dtype: str,
-    batch: int,
-    data: Places | None,
-    tars: Place | None,
-    overwrite: bool,
-    allow_code: bool,
-) -> None:
+def command(**options: Any) -> None:
     """Write the features of all samples of DATA, by the encoders and heads of RUN's latest checkpoint, to a file.
 
     Those of the pictures and, for pairs, of the first captions. Works while the run trains and changes nothing in it.
     """
-    from ..pipeline.dataset.index import FINGERPRINT
-    from ..pipeline.opening import opened
-    from ..trainer.run_directory import RunDirectory, find_checkpoint, load_found
-    from .inspection.rows_export import check_target
-
-    directory, samples = RunDirectory(run), opened(dataset, tars)
-    config = directory.config()  # refuse what is not a run before importing torch
-    check_target(out, [".parquet"], overwrite=overwrite)
-    from ..trainer.evaluation.evaluate import tokenizer_of
-    from ..trainer.evaluation.features import restore_encoders, streamed_features
-    from ..trainer.run.build import device_named, recipe_named
-
-    checkpoint, weights = find_checkpoint(directory, at), config.model.chosen_weights(weights)
-    info, training = load_found(checkpoint)
-    recorded = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
-    own, has_texts = (directory, info, recorded, data), config.objective.mode == "bimodal"
-    tokenizer, sizes, _ = tokenizer_of(*own) if has_texts else (None, None, None)
-    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
-    device = device_named("auto")
-    view = (recipe_named(config.data.recipe), config.data.image_size, device)
-    facts = {"run": str(run), "checkpoint": checkpoint.name, "weights": weights, "dataset": samples.absolute}
-    metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: samples.index.fingerprint}
-    with closing(streamed_features(encoders.to(device), samples, tokenizer, *view, rows=batch)) as made:
-        write_features(out, samples, made, batch, NUMPY_TYPES[dtype], metadata)
-    click.echo(out)
+    click.echo(embed(**options))
 
 
 def write_features(

@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import Place, Places
+from ..storage.place import AnyPlace, Places, place_of
 from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
 
 if TYPE_CHECKING:
     from ..trainer.config import Weights
     from ..trainer.export import Format
+
+
+def export(
+    run: AnyPlace,
+    to: str | os.PathLike[str],
+    format: Format,
+    *,
+    at: str = "latest",
+    weights: Weights | None = None,
+    data: Places | None = None,
+    allow_code: bool = False,
+) -> list[Path]:
+    """Write a run's encoders to the new directory `to`, and return its files.
+
+    Arguments are those of `thermopile export`. Raises RunError, ConfigError, DatasetError, OSError.
+    """
+    from ..trainer.run_directory import RunDirectory
+
+    directory = RunDirectory(place_of(run))
+    directory.config()  # refuse what is not a run before importing torch
+    from ..trainer.export import export_encoders
+
+    return export_encoders(directory, Path(to), format, at=at, data=data, weights=weights, allow_code=allow_code)
 
 
 @click.command(
@@ -24,7 +48,6 @@ if TYPE_CHECKING:
 @click.option("--to", required=True, type=click.Path(path_type=Path), help="The directory to write; must not exist.")
 @click.option(
     "--format",
-    "format_",
     required=True,
     type=click.Choice(["hf", "timm", "open_clip", "safetensors"]),
     help="hf, timm: one directory per encoder, loaded by transformers or timm. open_clip: one directory for both "
@@ -34,18 +57,10 @@ if TYPE_CHECKING:
 @WEIGHTS
 @RUN_DATA
 @ALLOW
-def export(
-    run: Place, to: Path, format_: Format, at: str, weights: Weights | None, data: Places | None, allow_code: bool
-) -> None:
+def command(**options: Any) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.
 
     Works while the run trains and changes nothing.
     """
-    from ..trainer.run_directory import RunDirectory
-
-    directory = RunDirectory(run)
-    directory.config()  # refuse what is not a run before importing torch
-    from ..trainer.export import export_encoders
-
-    for path in export_encoders(directory, to, format_, at=at, data=data, weights=weights, allow_code=allow_code):
+    for path in export(**options):
         click.echo(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from click.core import ParameterSource
 from pydantic import TypeAdapter
 
 from ..storage.files import may_make, refuse_link
-from ..storage.place import Place, Places, place_of
+from ..storage.place import AnyPlace, Place, Places, place_of
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
@@ -141,7 +142,7 @@ class InspectOptions:
     show_default="group, the class",
     help="Group by a column of the samples table, or by `folder`. Repeatable.",
 )
-@click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the encoders' embeddings.")
+@click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the embeddings, by tau and the first --by.")
 @click.option(
     "--confirm",
     "suspects",
@@ -212,7 +213,7 @@ class InspectOptions:
 @ALLOW
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
 @click.pass_context
-def inspect(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
+def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
     """Summarise the temperatures of RUN and write RUN/report/report.html, with --at report-step-N.html; with --json,
     only print.
 
@@ -257,30 +258,60 @@ def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
         raise click.UsageError(f"{names} has no effect with {beside}; leave out one of them")
 
 
-def report(asked: InspectOptions) -> None:
-    """Print a summary and write the report, or print the findings as JSON."""
-    folder = None if asked.as_json else _writable(asked.run, asked.to)
+def inspect(
+    run: AnyPlace,
+    *,
+    at: str = LATEST,
+    against: str | None = None,
+    by: Sequence[str] = ("group",),
+    with_map: bool = False,
+    suspects: int = 0,
+    rho: float | None = None,
+    features: int | None = None,
+    weights: Weights | None = None,
+    data: Places | None = None,
+    to: str | os.PathLike[str] | None = None,
+    allow_code: bool = False,
+    write: bool = True,
+) -> Findings:
+    """Inspect a run as `thermopile inspect` does, with progress, and write its page, which a notebook shows.
+
+    suspects: how many samples to confirm by a forward pass. features: how many samples' to make at most; None: as many
+    as a minute allows. to: the page's directory; None: RUN/report. write: whether to write the page.
+    Raises RunError, StateStoreError, DatasetError, ConfigError, OSError.
+    """
+    place = place_of(run)
+    folder = _writable(place, None if to is None else Path(to)) if write else None
     with task_bars() as show:
         findings = look(
-            asked.run,
-            at=asked.at,
-            against=asked.against,
-            by=asked.by,
-            with_map=asked.with_map,
-            suspects=asked.suspects,
-            rho=asked.rho,
-            asked=asked.encoders,
+            place,
+            at=at,
+            against=against,
+            by=by,
+            with_map=with_map,
+            suspects=suspects,
+            rho=rho,
+            asked=Asked(features, weights, allow_code),
             folder=folder,
-            data=asked.data,
+            data=data,
             on_progress=show,
         )
     if folder is None:
+        return findings
+    with working("drawing the report"):
+        return replace(findings, page=write_report(findings, folder, at=at))
+
+
+def report(asked: InspectOptions) -> None:
+    """Print a summary and write the report, or print the findings as JSON."""
+    names = [*_OPTIONS["a report"], "at", "data", "weights", "allow_code"]
+    options = {name: getattr(asked, name) for name in names if name != "as_json"}
+    findings = inspect(asked.run, **options, write=not asked.as_json)
+    if asked.as_json:
         click.echo(json.dumps(to_json(findings), allow_nan=False))
         return
-    with working("drawing the report"):
-        path = write_report(findings, folder, at=asked.at)
     _print_summary(findings)
-    click.echo(path)
+    click.echo(findings.page)
 
 
 def _writable(run: Place, to: Path | None) -> Path:

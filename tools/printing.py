@@ -1,7 +1,5 @@
 """Print untrusted text safely: captions, class names and file names may come from anyone."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 

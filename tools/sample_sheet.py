@@ -1,7 +1,5 @@
 """A page of samples: stored pictures beside the views that training makes, with each sample's id, class and caption."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from io import BytesIO
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """List and explain settings: `thermopile settings`, `presets`, and `train --print-config`, TOML with origins."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
@@ -16,11 +14,28 @@ import tomli_w
 from pydantic import BaseModel
 
 from ..trainer.config import TrainConfig, flat, load_config, nearest, settings_named
-from ..trainer.config.layers import PRESETS, Layers, preset_names
+from ..trainer.config.layers import PRESETS, TABLE, Layers, preset_names
 from ..trainer.plugins import is_directory
 from .printing import plain_text
 
 LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+
+
+def list_presets() -> dict[str, str]:
+    """Return name → description of the presets, as `thermopile presets` prints them."""
+    table, lines = (PRESETS / TABLE).read_text("utf-8"), dict[str, str]()
+    for name in preset_names():
+        row = table.partition(f'["{name}"] ')[2]
+        first = (row or (PRESETS / f"{name}.toml").read_text("utf-8")).partition("\n")[0]
+        lines[name] = first.removeprefix("# ")
+    return lines
+
+
+def list_objectives() -> dict[str, str]:
+    """Return name → the first sentence of its docstring of the objectives, for `objective.name`."""
+    from ..trainer.objectives import OBJECTIVES
+
+    return {name: (inspect.getdoc(known) or "").partition("\n")[0] for name, known in OBJECTIVES.items()}
 
 
 @click.command(epilog="\b\nExample:\n  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config")
@@ -29,10 +44,8 @@ def presets() -> None:
 
     The comments of a preset's file say which tables of a paper it follows, what is not stated there, and the result.
     """
-    names = preset_names()
-    for name in names:
-        first = (PRESETS / f"{name}.toml").read_text("utf-8").partition("\n")[0]
-        click.echo(f"{name:<{max(map(len, names))}}  {first.removeprefix('# ')}")
+    for name, words in (listed := list_presets()).items():
+        click.echo(f"{name:<{max(map(len, listed))}}  {words}")
 
 
 @click.command(epilog="\b\nExamples:\n  thermopile settings data\n  thermopile settings objective.isogclr")

@@ -1,16 +1,11 @@
 """`thermopile show`: draw samples and their augmented views on one page, to check before training."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from ..storage.place import Place
 from .arguments import TARS, DatasetPath
-
-if TYPE_CHECKING:
-    from ..storage.place import Place
 
 MAX_SAMPLES = 200
 

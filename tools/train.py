@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,8 @@ import click
 
 from ..state_store.ranks import agreement
 from ..storage.files import open_own
+from ..storage.place import AnyPlace, Places, place_of, places_of
+from ..trainer.config import FROZEN
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.run.starting import Request, Start, start
@@ -30,6 +32,9 @@ from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, ad
 if TYPE_CHECKING:
     from ..trainer.metrics.step_report import StepReport
     from ..trainer.run.run import Run
+    from .inspection.opened_run import OpenedRun
+
+    OnReport = Callable[[StepReport], None]
 
 SHOWN = {
     "data_wait": "data wait",
@@ -62,7 +67,7 @@ _log, _PACKAGE = logging.getLogger(__name__), logging.getLogger(__name__.partiti
     "  thermopile train --out runs/cc3m --resume --set epochs=40 --allow-change epochs\n"
     "  thermopile train --data data/own --out runs/own --config runs/cc3m/config.toml --init-from runs/cc3m",
 )
-def train(**options: Any) -> None:
+def command(**options: Any) -> None:
     """Train encoders with a temperature per sample.
 
     Later settings override earlier ones: defaults, --preset, --config, --set, --steps, --init-from, --on-nan, --data,
@@ -80,13 +85,46 @@ def train(**options: Any) -> None:
         click.get_current_context().exit(EXIT_CODE)
 
 
-def run(asked: TrainOptions) -> bool:
-    """Train, or print the settings. Return False if a signal stopped the run."""
+def train(
+    data: Places | None = None,
+    *,
+    out: AnyPlace,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    resume: bool = False,
+    allow_change: Collection[str] = (),
+    on_report: OnReport = lambda report: None,
+) -> OpenedRun:
+    """Train a run as `thermopile train` does, with progress, and open it. An interrupt ends it after a checkpoint.
+
+    data: a dataset, or a list to mix. out: the run's directory or address. settings: a tree as in a TOML file, over the
+    preset's. resume: go on with the run at `out`, if there is one. on_report: called with each StepReport.
+    Raises ConfigError, RunError, DatasetError, TrainingError, StateStoreError, OSError.
+    """
+    from .inspection.opened_run import open_run
+
+    places = () if data is None else tuple(places_of(data))
+    asked = TrainOptions(
+        data=places,
+        out=place_of(out),
+        preset=preset,
+        settings=settings or {},
+        steps=steps,
+        resume=resume,
+        allowed=tuple(allow_change),
+    )
+    run(asked, on_report)
+    return open_run(out)
+
+
+def run(asked: TrainOptions, on_report: OnReport = lambda report: None, below: Layers | None = None) -> bool:
+    """Train, or print the settings. Return False if a signal stopped the run. below: settings that options change."""
     directory = None if asked.out is None else RunDirectory(asked.out)
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
             _check_paths(asked)
-            given = _layers(asked)
+            given = _layers(asked, below)
             request = Request(
                 directory,
                 # Whole names: an untrusted directory may be called "preset x".
@@ -112,7 +150,7 @@ def run(asked: TrainOptions) -> bool:
         if asked.dry_run:
             _rehearse(plan, directory, world, timed=asked.timed)
             return True
-        return _train(plan, directory, world, accepted=asked.accept_config)
+        return _train(plan, directory, world, on_report, accepted=asked.accept_config)
 
 
 @contextmanager
@@ -145,13 +183,14 @@ def _check_paths(asked: TrainOptions) -> None:
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
 
 
-def _layers(asked: TrainOptions) -> Layers:
+def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
     """Return the settings of the command line."""
-    layers = Layers()
+    layers = below or Layers()
     if asked.preset is not None:
         layers.add_preset(asked.preset)
     if asked.config_file is not None:
         layers.add(read_toml(asked.config_file), f"--config {asked.config_file}")
+    layers.add(asked.settings, COMMAND_LINE)
     files = {option: getattr(asked, option) for option in ("tars", "select", "weights", "without")}
     add_typed(layers, asked.overrides, asked.data, files)
     for key in ("steps", "on_nan"):
@@ -166,8 +205,9 @@ def _layers(asked: TrainOptions) -> Layers:
     return layers
 
 
-def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool) -> bool:
+def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnReport, *, accepted: bool) -> bool:
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
+    from ..trainer.frozen_pass import FrozenPass
     from ..trainer.loop import Trainer
     from ..trainer.run.preemption import StopRequest
     from ..trainer.run.selection_files import SELECTING, rows_of
@@ -178,6 +218,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             click.echo(f"{directory.path}: {text}", err=err)
 
     data, resume = plan.config.data, plan.resume
+    is_frozen = plan.config.objective.name == FROZEN
     with agreement(world.control, RunError):
         if directory.path.made_scratch() != directory.path:
             say(f"files of this machine are in {directory.local}")
@@ -188,7 +229,9 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
         say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
         warnings_log(directory.warnings_file, world.rank if world.size > 1 else None),
-        Trainer.open(plan.config, directory, resume=resume, world=world, parts=plan.parts) as trainer,
+        (FrozenPass if is_frozen else Trainer).open(
+            plan.config, directory, resume=resume, world=world, parts=plan.parts
+        ) as trainer,
     ):
         run = trainer.run
         finished = run.steps_done >= run.total_steps
@@ -203,11 +246,12 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
             _log.warning("%s", advice)
         say(_in_words(run))
         with (
-            progress_bar("training", run.total_steps, hidden=not world.is_first) as bar,
+            progress_bar("scoring" if is_frozen else "training", run.total_steps, hidden=not world.is_first) as bar,
             StopRequest(_acknowledge) as stop,
         ):
             bar.update(run.steps_done)
-            trainer.train(_TrainingProgress(bar, run.steps_done), stop, lambda line: bar.note(_scores_in_words(line)))
+            progress = _TrainingProgress(bar, run.steps_done, on_report)
+            trainer.train(progress, stop, lambda line: bar.note(_scores_in_words(line)))
         if run.steps_done < run.total_steps:
             done, signal = f"{run.steps_done:,}", stop.name or "a signal to another rank"
             say(f"stopped at step {done} by {signal}, checkpoint written; continue with --resume", err=False)
@@ -215,7 +259,8 @@ def _train(plan: Start, directory: RunDirectory, world: World, *, accepted: bool
     if world.is_first:
         with task_bars() as show:
             keep_features(directory, partial(show, "features for inspect"))
-    say(f"trained {run.total_steps:,} steps; next: `thermopile inspect {directory.path}`", err=False)
+    done = f"scored {run.order.samples:,} pairs" if is_frozen else f"trained {run.total_steps:,} steps"
+    say(f"{done}; next: `thermopile inspect {directory.path}`", err=False)
     return True
 
 
@@ -318,7 +363,7 @@ def _in_words(run: Run) -> str:
     kind = "pairs" if run.mode == "bimodal" else "pictures"
     weighted = ", with weights" if data.weights else ""
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
-    left_out = run.order.samples - run.order.steps_per_epoch * run.config.batch_size
+    left_out = max(0, run.order.samples - run.order.steps_per_epoch * run.config.batch_size)
     left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
     wrong = f", {data.planted} of them with another one's caption (data.planted)" if data.planted else ""
     return (
@@ -337,8 +382,8 @@ def _acknowledge(signal_name: str) -> None:
 class _TrainingProgress:
     """Shows step reports in the progress bar, and each hint once."""
 
-    def __init__(self, bar: ProgressBar, first_step: int) -> None:
-        self._bar, self._hints_from = bar, first_step + STEADY_STEPS
+    def __init__(self, bar: ProgressBar, first_step: int, then: OnReport) -> None:
+        self._bar, self._hints_from, self._then = bar, first_step + STEADY_STEPS, then
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:
@@ -351,6 +396,7 @@ class _TrainingProgress:
             if report.step >= self._hints_from and problem not in self._hinted:
                 self._hinted.add(problem)
                 self._bar.note(hint)
+        self._then(report)
 
 
 def _scores_in_words(line: dict[str, Any]) -> str:

@@ -1,10 +1,9 @@
 """The options of `thermopile train`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -55,27 +54,29 @@ class TrainCommand(click.Command):
 class TrainOptions:
     """The options of `thermopile train`."""
 
-    data: tuple[Place, ...]
-    tars: Place | None
-    shares: tuple[int, ...]
-    out: Place | None
-    preset: str | None
-    config_file: Place | None
-    overrides: tuple[str, ...]
-    steps: int | None
-    init_from: str | None
-    grow: bool
-    select: Path | None
-    weights: Path | None
-    without: Path | None
-    on_nan: str | None
-    resume: bool
-    allowed: tuple[str, ...]
-    accept_config: bool
-    allow_code: bool
-    dry_run: bool
-    timed: bool
-    print_config: bool
+    data: tuple[Place, ...] = ()
+    tars: Place | None = None
+    shares: tuple[int, ...] = ()
+    out: Place | None = None
+    preset: str | None = None
+    config_file: Place | None = None
+    overrides: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The same as a tree."""
+    steps: int | None = None
+    init_from: str | None = None
+    grow: bool = False
+    select: Path | None = None
+    weights: Path | None = None
+    without: Path | None = None
+    on_nan: str | None = None
+    resume: bool = False
+    allowed: tuple[str, ...] = ()
+    accept_config: bool = False
+    allow_code: bool = False
+    dry_run: bool = False
+    timed: bool = False
+    print_config: bool = False
 
 
 def _of_file(name: str, help: str) -> click.Option:

@@ -1,7 +1,5 @@
 """A training run in which everything is built but weights, and nothing is written; and the time of a step."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator

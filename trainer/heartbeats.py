@@ -1,7 +1,5 @@
 """Heartbeats between the ranks of a run: a lost rank is named, and the others do not wait for it."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..pipeline.cores import divided_cores
+from ..pipeline.cores import cores, divided_cores
 from ..state_store.ranks import ONE_PROCESS, Ranks, TorchRanks, agreement
 from ..storage.place import Place
 from .errors import ConfigError, RanksLostError, RunError
@@ -73,6 +73,21 @@ class World:
 
 
 ALONE = World()
+
+
+def current_world() -> World:
+    """Return the ranks of torch.distributed's default group, which another library began; without it, one process.
+
+    Called by all ranks.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return ALONE
+    local_rank, local_size = (int(os.environ.get(f"LOCAL_{name}", i)) for i, name in enumerate(("RANK", "WORLD_SIZE")))
+    control, snapshots, slow = (TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT)) for _ in range(3))
+    own_cores = max(1, cores() // local_size)
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, own_cores, control, snapshots, slow)
 
 
 @contextmanager

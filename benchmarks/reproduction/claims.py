@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .comparison import Comparison, Estimate
+from .comparison import ALL, Comparison, Estimate
 from .plan import METHOD, Mode, Settings
-from .results import RETRIEVAL, ZERO_SHOT, Measure, Result
+from .results import RETRIEVAL, ZERO_SHOT, Measure, Result, Temperatures
 from .schedule import (
     ALPHAS,
     BATCHES,
@@ -82,13 +82,15 @@ def verdict(estimate: Estimate) -> str:
     return EQUIVALENT if abs(estimate.points) + estimate.noise <= LEVEL else UNDECIDED
 
 
-def _compared(runs: Comparison, better: list[Result], worse: list[Result], measure: Measure | None = None) -> Finding:
+def compared_runs(
+    runs: Comparison, better: list[Result], worse: list[Result], measure: Measure | None = None, band: str = ALL
+) -> Finding:
     """The claim that a method is above a baseline."""
-    if (gap := runs.gap(better, worse, measure)) is None:
+    if (gap := runs.gap(better, worse, measure, band)) is None:
         return NOT_RUN
     if not runs.is_clear(worse, measure):
         return UNCLEAR
-    tail = runs.gap(better, worse, measure, "tail")
+    tail = runs.gap(better, worse, measure, "tail") if band == ALL else None
     return Finding(signed(gap) + (f"; in the tail {signed(tail)}" if tail else ""), verdict(gap))
 
 
@@ -100,13 +102,13 @@ def _above(mode: Mode, better: str, worse: str, of: str = "") -> Check:
 
     def check(runs: Comparison) -> Finding:
         first, second = (runs.seeds(methods[name]) for name in (better, worse))
-        return _compared(runs, first, second, ZERO_SHOT if of == "zero_shot" else None)
+        return compared_runs(runs, first, second, ZERO_SHOT if of == "zero_shot" else None)
 
     return check
 
 
 def _above_at(better: str, worse: str, batch: int) -> Check:
-    return lambda runs: _compared(runs, runs.swept(better, batch), runs.swept(worse, batch))
+    return lambda runs: compared_runs(runs, runs.swept(better, batch), runs.swept(worse, batch))
 
 
 def _more_on_a_long_tail(runs: Comparison) -> Finding:
@@ -135,13 +137,17 @@ def _rare_is_cold(mode: Mode, of: str = "", figure: str = "spearman") -> Check:
         sides = [side for result in chosen for side in result.temperatures.values()]
         if not sides:
             return NOT_RUN
-        found = [getattr(side, figure) or 0.0 for side in sides]  # None where all have the same tau
-        ranked = sides[0].sizes if figure == "spearman" else [1] * sum(sides[0].sizes)
-        chance = 2 / math.sqrt(len(ranked) - 1)
-        held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NO
-        return Finding(f"Spearman {_range(found)}, chance gives up to ±{chance:.2f}", held)
+        return goes_with(sides, figure, len(sides[0].sizes) if figure == "spearman" else sum(sides[0].sizes))
 
     return check
+
+
+def goes_with(sides: Sequence[Temperatures], figure: str, ranked: int) -> Finding:
+    """The claim that tau grows with something in every seed and side. ranked: how many there are of it."""
+    found = [getattr(side, figure) or 0.0 for side in sides]  # None where all have the same tau
+    chance = 2 / math.sqrt(ranked - 1)
+    held = SHOWS if min(found) > chance else REVERSED if max(found) < -chance else NO
+    return Finding(f"Spearman {_range(found)}, chance gives up to ±{chance:.2f}", held)
 
 
 def _sides(runs: Comparison, figure: str) -> tuple[list[float], list[float]]:
@@ -232,16 +238,16 @@ def _less_sensitive(runs: Comparison) -> Finding:
 
 
 def _insensitive(name: str, key: str, values: Sequence[float]) -> Check:
+    return lambda runs: level(runs, [_changed(runs, name, {f"objective.{key}": value}) for value in values])
+
+
+def level(runs: Comparison, of_value: list[list[Result]]) -> Finding:
     """The best and the worst value of a setting are within what matters."""
-
-    def check(runs: Comparison) -> Finding:
-        apart = _apart(runs, [_changed(runs, name, {f"objective.{key}": value}) for value in values])
-        if apart is None or (gap := runs.gap(apart[0], apart[1])) is None:
-            return NOT_RUN
-        held = SHOWS if gap.points + gap.noise <= LEVEL else REVERSED if gap.points - gap.noise > LEVEL else UNDECIDED
-        return Finding(f"best and worst are apart by {signed(gap)}", held)
-
-    return check
+    apart = _apart(runs, of_value)
+    if apart is None or (gap := runs.gap(apart[0], apart[1])) is None:
+        return NOT_RUN
+    held = SHOWS if gap.points + gap.noise <= LEVEL else REVERSED if gap.points - gap.noise > LEVEL else UNDECIDED
+    return Finding(f"best and worst are apart by {signed(gap)}", held)
 
 
 def _collapses_without_alpha(runs: Comparison) -> Finding:
@@ -256,7 +262,7 @@ def _collapses_without_alpha(runs: Comparison) -> Finding:
 
 
 def _unnormalised(runs: Comparison) -> Finding:
-    return _compared(runs, _changed(runs, "decl", UNNORMALISED), _changed(runs, "simclr", UNNORMALISED))
+    return compared_runs(runs, _changed(runs, "decl", UNNORMALISED), _changed(runs, "simclr", UNNORMALISED))
 
 
 def _loses_less_to_noise(runs: Comparison) -> Finding:
@@ -313,13 +319,16 @@ _CHECKS: dict[str, Callable[..., Check]] = {
 }
 
 
-def _claim(entry: dict[str, Any]) -> Claim:
-    name, *arguments = entry.get("check", [""])
-    check = _CHECKS[name](*arguments) if name else entry["untested"]
-    return Claim(entry["claim"], entry["source"], entry["reported"], check)
+def groups_of(file: str, checks: Mapping[str, Callable[..., Check]]) -> list[Group]:
+    """Read the claims of a file that stands beside this one."""
+
+    def claim(entry: dict[str, Any]) -> Claim:
+        name, *arguments = entry.get("check", [""])
+        check = checks[name](*arguments) if name else entry["untested"]
+        return Claim(entry["claim"], entry["source"], entry["reported"], check)
+
+    groups = tomllib.loads(Path(__file__).with_name(file).read_text("utf-8"))["group"]
+    return [Group(group["name"], group.get("picture", ""), [*map(claim, group["claim"])]) for group in groups]
 
 
-GROUPS = [
-    Group(group["name"], group["picture"], [_claim(entry) for entry in group["claim"]])
-    for group in tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))["group"]
-]
+GROUPS = groups_of("claims.toml", _CHECKS)

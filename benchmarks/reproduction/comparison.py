@@ -13,10 +13,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from thermopile.trainer.evaluation.bands import BANDS
-from thermopile.trainer.evaluation.paired import estimate
+from thermopile.trainer.evaluation.bands import estimate
 
-from .plan import BASELINES, Data, Method, Mode, Run, Settings, baseline_run, is_drawn
+from .plan import BASELINES, Data, Method, Mode, Run, Settings, base_of, baseline_run, is_drawn, is_real
+from .real_sets import HELD_OUT, REAL_BANDS
 from .results import DECIDES, PROBE, Measure, Result, Results
 from .schedule import FURTHER_SEEDS, SEEDS, headline, seeds_of, swept
 from .sets import bands_of, captions_of, test_samples
@@ -71,7 +71,7 @@ class Comparison:
         shares = self.right(runs, measure)
         if shares is None or not _has(band, runs[0].run.data):
             return None
-        return in_points(shares[:, _chosen(band, runs[0].run.data)], None)
+        return in_points(shares[:, self._chosen(band, runs[0].run.data)], None)
 
     def gap(
         self, better: Sequence[Result], worse: Sequence[Result], measure: Measure | None = None, band: str = ALL
@@ -81,7 +81,7 @@ class Comparison:
         if high is None or low is None or not _has(band, better[0].run.data):
             return None
         run = better[0].run
-        return in_points((high - low)[:, _chosen(band, run.data)], _clusters(run.mode, band, run.data))
+        return in_points((high - low)[:, self._chosen(band, run.data)], self._clusters(run.mode, band, run.data))
 
     def gain(self, first: Sequence[Sequence[Result]], second: Sequence[Sequence[Result]]) -> Estimate | None:
         """How much further apart the first two are than the second two, in the same test samples and seeds."""
@@ -90,7 +90,8 @@ class Comparison:
             return None
         high, low, other_high, other_low = (each for each in found if each is not None)
         run = first[0][0].run
-        return in_points(high - low - (other_high - other_low), _clusters(run.mode, ALL, run.data))
+        values = (high - low - (other_high - other_low))[:, self._chosen(ALL, run.data)]
+        return in_points(values, self._clusters(run.mode, ALL, run.data))
 
     def is_clear(self, runs: Sequence[Result], measure: Measure | None = None) -> bool:
         """Whether a method is above what nothing has trained, by more than the error.
@@ -99,7 +100,8 @@ class Comparison:
         """
         run = runs[0].run
         names = BASELINES[1:] if is_drawn(run.data) else BASELINES
-        floors = [self.baseline(run.mode, name, run.data) for name in names]
+        data = base_of(run.data).removesuffix("-all") if is_real(run.data) else run.data
+        floors = [self.baseline(run.mode, name, data) for name in names]
         if None in floors:
             return False
         gaps = [self.gap(runs, [floor], measure) for floor in floors if floor]
@@ -108,12 +110,29 @@ class Comparison:
     def right(self, runs: Sequence[Result], measure: Measure | None = None) -> NDArray[np.float64] | None:
         """Return which test samples each run got right, 0 … 1, float64 [runs, m]; of several parts the mean."""
         measure = measure or (DECIDES[runs[0].run.mode] if runs else PROBE)
-        found = [[self.results.right(result, part, test_samples(result.run.data)) for part in measure.parts]
+        found = [[self.results.right(result, part, self._samples(result.run.data)) for part in measure.parts]
                  for result in runs]  # fmt: skip
         if not found or any(part is None for parts in found for part in parts):
             return None
         right: NDArray[np.float64] = np.array(found, np.float64).mean(1)
         return right
+
+    def _samples(self, data: Data) -> int:
+        return len(self.results.tests(data)["band"]) if is_real(data) else test_samples(data)
+
+    def _chosen(self, band: str, data: Data) -> NDArray[np.bool_] | slice:
+        """Of icons all are those at random."""
+        if is_real(data):
+            of_sample = self.results.tests(data)["band"]
+            return np.isin(of_sample, HELD_OUT if band == ALL else REAL_BANDS.index(band), invert=band == ALL)
+        return slice(None) if band == ALL else bands_of(data) == REAL_BANDS.index(band)
+
+    def _clusters(self, mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
+        """Pairs with the same caption have the same text features, and are right or wrong together."""
+        if mode == "unimodal" or (is_drawn(data) and not is_real(data)):
+            return None
+        captions = self.results.tests(data)["caption"] if is_real(data) else captions_of(data)
+        return captions[self._chosen(band, data)]
 
 
 def _alike(*every: Sequence[Result]) -> list[Sequence[Result]]:
@@ -124,16 +143,7 @@ def _alike(*every: Sequence[Result]) -> list[Sequence[Result]]:
 
 def _has(band: str, data: Data) -> bool:
     """Drawings are scored without their classes."""
-    return band == ALL or not is_drawn(data)
-
-
-def _chosen(band: str, data: Data) -> NDArray[np.bool_] | slice:
-    return slice(None) if band == ALL else bands_of(data) == BANDS.index(band)
-
-
-def _clusters(mode: Mode, band: str, data: Data) -> NDArray[np.int64] | None:
-    """Pairs with the same caption have the same text features, and are right or wrong together."""
-    return None if mode == "unimodal" or is_drawn(data) else captions_of(data)[_chosen(band, data)]
+    return band == ALL or is_real(data) or not is_drawn(data)
 
 
 def in_points(values: NDArray[np.float64], clusters: NDArray[np.int64] | None) -> Estimate:

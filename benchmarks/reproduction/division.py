@@ -5,6 +5,7 @@ NCR (Huang et al., NeurIPS 2021) section 3.2, without its second network.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,30 @@ MIXTURE = {"n_components": 2, "max_iter": 10, "tol": 1e-2, "reg_covar": 5e-4, "r
 """Those of NCR's code."""
 
 
-def train_divided(path: AnyPlace, data: AnyPlace, settings: dict[str, Any], after: int) -> None:
-    """Train to the end. settings: a tree, without `doubt_after`; after: epochs before the first division."""
+def train_with(
+    taking: Callable[[Run, Any], Any], path: AnyPlace, data: AnyPlace, settings: dict[str, Any], value: Any
+) -> None:
+    """Train to the end with states by `taking(run, value).take`. settings: a tree, without `doubt_after`."""
     with Trainer.from_settings(path, data, settings) as trainer:
-        trainer.run.take = Divided(trainer.run, after).take  # type: ignore[method-assign]
+        trainer.run.take = taking(trainer.run, value).take  # type: ignore[method-assign]
         trainer.train()
+
+
+def features_of(run: Run) -> list[Tensor]:
+    """Return the features of all pictures and of all captions, float32 [n, d] each."""
+    run.encoders.eval()
+    batches = some_features(run.encoders, run.dataset, np.arange(run.dataset.n),
+                            recipe_named(run.config.data.recipe), run.config.data.image_size, run.device)  # fmt: skip
+    sides = [torch.cat(side) for side in zip(*batches, strict=True)]
+    run.encoders.train()
+    return sides
 
 
 class Divided:
     """The states of a run's samples, which leave out the pairs of the mixture's upper half; not to be resumed."""
 
     def __init__(self, run: Run, after: int) -> None:
+        """after: epochs before the first division."""
         self._run, self._take, self._after = run, run.take, after
         self._kept: Tensor | None = None
 
@@ -57,12 +71,7 @@ class Divided:
         assert isinstance(run.objective, Contrastive)
         of_batch = [values.mean() for name, values in state.items() if name.endswith("/tau")]
         tau = torch.stack(of_batch).mean() if of_batch else run.objective.temperature({}, torch.zeros(1))
-        run.encoders.eval()
-        batches = some_features(run.encoders, run.dataset, np.arange(run.dataset.n),
-                                recipe_named(run.config.data.recipe), run.config.data.image_size,
-                                run.device)  # fmt: skip
-        sides = [torch.cat(side) for side in zip(*batches, strict=True)]
-        run.encoders.train()
+        sides = features_of(run)
         losses = torch.empty(run.dataset.n)
         for ids in np.array_split(np.random.default_rng(run.steps_done).permutation(run.dataset.n),
                                   run.dataset.n // run.config.batch_size):  # fmt: skip

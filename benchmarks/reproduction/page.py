@@ -28,6 +28,7 @@ from .schedule import (
     FURTHER_SEEDS,
     SEEDS,
     SWEPT,
+    Part,
     compared,
     missing,
     parts,
@@ -69,9 +70,9 @@ def to_markdown(results: Results, pictures: dict[str, str]) -> str:
         "LEVEL": claims.LEVEL,
         "LONG_TAIL": claims.LONG_TAIL,
         **_of_plan(),
-        **_of_results(results),
+        **of_results(results, parts(full=True)),
         "verdicts": _verdicts(found),
-        "claims": "\n\n".join(_claims(group, found, pictures) for group in claims.GROUPS),
+        "claims": "\n\n".join(claims_of(group, found, pictures) for group in claims.GROUPS),
         "methods_tables": "\n\n".join(_methods_table(mode, runs) for mode in MODES),
         "drawings_table": _drawings_table(runs),
         "sweep": _sweep_table(runs),
@@ -106,10 +107,10 @@ def _of_plan() -> dict[str, Any]:
     }
 
 
-def _of_results(results: Results) -> dict[str, Any]:
+def of_results(results: Results, planned: list[Part]) -> dict[str, Any]:
+    """The words about how the runs of these parts were made."""
     machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
                 for m in (result.machine for result in results)}  # fmt: skip
-    planned = parts(full=True)
     left = {part: (len(missing([part], results)), len(runs_of([part], results))) for part in planned}
     not_run = "; ".join(f"{part.name} ({count} of {of})" for part, (count, of) in left.items() if count)
     total, missed = len(runs_of(planned, results)), len(missing(planned, results))
@@ -130,9 +131,9 @@ def _verdicts(found: dict[str, claims.Finding]) -> str:
     return "\n".join([*lines, *[f"- {left} claims: **{claims.NOT_TESTED}** yet"] * bool(left)])
 
 
-def _claims(group: claims.Group, found: dict[str, claims.Finding], pictures: dict[str, str]) -> str:
+def claims_of(group: claims.Group, found: dict[str, claims.Finding], pictures: dict[str, str]) -> str:
     picture = f"![{group.name}]({pictures[group.picture]})\n\n" if group.picture in pictures else ""
-    rows = [(claim.claim, f"{claim.source}: {claim.reported}", one.seen, f"**{one.verdict}**")
+    rows = [(claim.claim, ": ".join(filter(None, (claim.source, claim.reported))), one.seen, f"**{one.verdict}**")
             for claim in group.claims for one in [found[claim.claim]]]  # fmt: skip
     return f"### {group.name}\n\n{picture}" + table(("claim", "reported", "seen here", "verdict"), rows)
 
@@ -152,8 +153,8 @@ def _methods_table(mode: Mode, runs: Comparison) -> str:
 
 def _drawings_table(runs: Comparison) -> str:
     floor = runs.baseline("bimodal", "untrained", "drawings")
-    rows = [("untrained", "", "", _plain(runs.mean([floor] if floor else [], RETRIEVAL)))]
-    rows += [(f"`{method.name}`", *chosen_words(method, runs.results), _plain(runs.mean(runs.seeds(method), RETRIEVAL)))
+    rows = [("untrained", "", "", plain(runs.mean([floor] if floor else [], RETRIEVAL)))]
+    rows += [(f"`{method.name}`", *chosen_words(method, runs.results), plain(runs.mean(runs.seeds(method), RETRIEVAL)))
              for method in DRAWN]  # fmt: skip
     return table(("drawings", "chosen", "trials", RETRIEVAL.label), rows)
 
@@ -172,15 +173,15 @@ def chosen_words(method: Method, results: Results) -> tuple[str, str]:
 def _scores(found: Sequence[Result], measures: Sequence[Measure], runs: Comparison) -> list[str]:
     """Means; what verdicts are about also in the tail."""
     return [
-        *(_plain(runs.mean(found, measure)) for measure in measures),
-        _plain(runs.mean(found, measures[-1], "tail")),
+        *(plain(runs.mean(found, measure)) for measure in measures),
+        plain(runs.mean(found, measures[-1], "tail")),
     ]
 
 
 def _sweep_table(runs: Comparison) -> str:
     def cell(name: str, batch: int) -> str:
         one = runs.all([swept(name, batch, 0, runs.results)])
-        return _plain(runs.mean(runs.swept(name, batch) or one))
+        return plain(runs.mean(runs.swept(name, batch) or one))
 
     rows = [(name.replace("_", " "), *[_floor(runs, name)] * len(BATCHES)) for name in BASELINES]
     rows += [(f"`{name}`", *(cell(name, batch) for batch in BATCHES)) for name in SWEPT]
@@ -190,10 +191,10 @@ def _sweep_table(runs: Comparison) -> str:
 def _floor(runs: Comparison, name: str) -> str:
     """The score of what nothing has trained."""
     found = runs.baseline("unimodal", name, "long-tailed")
-    return _plain(runs.mean([found] if found else []))
+    return plain(runs.mean([found] if found else []))
 
 
-def _plain(estimate: Estimate | None) -> str:
+def plain(estimate: Estimate | None) -> str:
     return f"{estimate.points:.1f}" if estimate else "–"
 
 

@@ -17,18 +17,20 @@ Mode = Literal["unimodal", "bimodal"]
 MODES: tuple[Mode, ...] = ("unimodal", "bimodal")
 WORDS: dict[Mode, str] = {"unimodal": "images", "bimodal": "pairs"}
 Data = str
-"""`development`, `long-tailed` or `balanced` glyphs; `drawings` or `emoji`, also with `-development`; after @ the
-percentage of the training set's captions that are wrong, and RIGHT if the set has only the others."""
+"""`development`, `long-tailed` or `balanced` glyphs; `drawings`, `emoji`, `icons` or `fashion`, also with
+`-development`; `icons-all`; after @ the percentage of the training set's captions that are wrong, and RIGHT if the set
+has only the others."""
 RIGHT = "-right"
 """How the name of a training set without its wrong captions ends."""
 Head = Literal["simclr_bn", "linear"]
-On = Literal["glyphs", "drawings", "emoji"]
+On = Literal["glyphs", "drawings", "emoji", "icons", "fashion"]
 
 Settings = dict[str, Any]
 
 BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
 EPOCHS_ON_DRAWINGS = 64
+EPOCHS_ON: dict[On, int] = {"icons": 4, "fashion": 16}
 TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE, TRIALS_OF_RIVAL = 16, 8, 12, 5
 """Runs of a search; of one that is begun from what another chose; of both on data with wrong
 captions."""
@@ -41,6 +43,8 @@ DIVIDED_AFTER = "division.after"
 """Epochs after which pairs are divided by their losses before every epoch (`division`)."""
 CURATED = "curated"
 """Whether it is a second run, on what `curate --drop-misfits` keeps by a first that is like it."""
+VARIED = "temperatures.power"
+"""Power of the solved temperatures that a run's own are proportional to (`varied`)."""
 FORKED_AT, FORKED_WITHOUT = "fork.at", "fork.without"
 """Percentage of the steps of another run after which it goes on with that one, and what it goes on without."""
 
@@ -83,8 +87,13 @@ def is_searched_on(data: Data) -> bool:
 
 
 def is_drawn(data: Data) -> bool:
-    """Whether these are drawings or emoji, which are scored by retrieval alone."""
-    return data.startswith(("drawings", "emoji"))
+    """Whether these are drawings, emoji or icons, which are scored by retrieval alone."""
+    return data.startswith(("drawings", "emoji", "icons"))
+
+
+def is_real(data: Data) -> bool:
+    """Whether these are icons or Fashion-MNIST, whose test sets the results describe."""
+    return data.startswith(("icons", "fashion"))
 
 
 class Axis(NamedTuple):
@@ -123,12 +132,14 @@ class Method(NamedTuple):
     on: On = "glyphs"
     wrong: int = 0
     """Percentage of wrong captions in what it learns from, also in its search, which has TRIALS_UNDER_NOISE runs."""
+    trials: int = 0
+    """Runs of its search where it is of the comparison on real data, each a quarter as long as a compared one."""
 
     @property
     def label(self) -> str:
         """Its name on the page."""
-        if self.on == "drawings":
-            return f"{self.name}, drawings"
+        if self.on not in ("glyphs", "emoji"):
+            return f"{self.name}, {self.on}"
         return self.name if self.mode == "bimodal" or self.head == "simclr_bn" else f"{self.name}, linear head"
 
     @property
@@ -219,7 +230,9 @@ class Run(NamedTuple):
 def train_run(method: Method, chosen: Settings, data: Data, *, seed: int = 0, batch: int = BATCH) -> Run:
     """A method's run."""
     shards = min(8, batch // 16)  # as by default: no fewer than 16 samples of each are in a batch
-    epochs = EPOCHS[method.mode] if method.on == "glyphs" else EPOCHS_ON_DRAWINGS
+    epochs = EPOCHS[method.mode] if method.on == "glyphs" else EPOCHS_ON.get(method.on, EPOCHS_ON_DRAWINGS)
+    if method.trials and is_searched_on(data):
+        epochs //= 4
     varied = {"seed": seed, "epochs": epochs, "batch_size": batch, "order.canonical_shards": shards}
     head = {"model.head": method.head, "model.head_width": WIDTH_OF_HEAD[method.head]}
     of_mode = SHARED_OF[method.mode] | (head if method.mode == "unimodal" else {})

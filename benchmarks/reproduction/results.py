@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from thermopile.storage.files import write_atomically
 from thermopile.trainer.errors import RunError
 
-from .plan import Mode, Run, is_searched_on
+from .plan import Data, Mode, Run, base_of, is_searched_on
 
 BANDS = ("all", "head", "medium", "tail")
 NEIGHBOURS = 10
@@ -38,6 +39,10 @@ TO_TEXT, TO_IMAGE = Measure("image to text", ("image_to_text",)), Measure("text 
 ZERO_SHOT = Measure("zero-shot", ("zero_shot",))
 DECIDES: dict[Mode, Measure] = {"unimodal": PROBE, "bimodal": RETRIEVAL}
 """The score that a search goes by, over all classes, and that verdicts are about."""
+
+
+LOOKED_AT = 4000
+"""Samples whose near-copies are counted among all, at most."""
 
 
 class Temperatures(NamedTuple):
@@ -62,6 +67,8 @@ class Temperatures(NamedTuple):
     """Correlation of tau and the similarity of a picture and its caption; None on images."""
     copies: float | None = None
     """Correlation of tau and the number of a picture's near-copies; None on glyphs."""
+    words: float | None = None
+    """Correlation of tau and the number of captions that have the caption's rarest word; None on glyphs."""
 
 
 class Result(NamedTuple):
@@ -117,8 +124,8 @@ class Results:
         Raises RunError for any other line that is not a result, or is of another commit than those before it.
         """
         results = cls()
-        for line, words in _lines(_beside(file)):
-            with _refused(_beside(file), line):
+        for line, words in _lines(beside(file)):
+            with _refused(beside(file), line):
                 bits = json.loads(words)
                 results._bits[bits.pop("run")] = bits
         for line, words in _lines(file):
@@ -142,10 +149,21 @@ class Results:
         """Add a result, here and as a line of the file. right: what is counted -> test samples, kept beside it."""
         if right:
             bits = {name: b64encode(np.packbits(of_samples).tobytes()).decode() for name, of_samples in right.items()}
-            _append(_beside(file), json.dumps({"run": _short(result.run), **bits}) + "\n")
+            _append(beside(file), json.dumps({"run": _short(result.run), **bits}) + "\n")
             self._bits[_short(result.run)] = bits
         _append(file, result.line())  # last: a run that has a line has its samples
         self.add(result)
+
+    def add_tests(self, data: Data, tests: dict[str, NDArray[np.int64]], file: Path) -> None:
+        """Keep what the test samples of this data are, int64 [samples] by name, in the file of what was right."""
+        words = {name: b64encode(zlib.compress(values.tobytes())).decode() for name, values in tests.items()}
+        _append(beside(file), json.dumps({"run": f"tests of {data}", **words}) + "\n")
+        self._bits[f"tests of {data}"] = words
+
+    def tests(self, data: Data) -> dict[str, NDArray[np.int64]]:
+        """Return what `add_tests` kept; empty if it kept nothing."""
+        kept = self._bits.get(f"tests of {base_of(data).removesuffix('-all')}", {})
+        return {name: np.frombuffer(zlib.decompress(b64decode(words)), np.int64) for name, words in kept.items()}
 
     def take_searches(self, other: Results) -> None:
         """Take settings from another's searches where these have none; what is compared is never another's."""
@@ -170,7 +188,7 @@ class Results:
         return len(self._by_key)
 
 
-def _beside(file: Path) -> Path:
+def beside(file: Path) -> Path:
     return file.with_name(f"{file.stem}_right{file.suffix}")
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
+from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -38,25 +39,28 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.run.preemption import EXIT_CODE
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint
 
-from .division import train_divided
+from .division import Divided, train_with
 from .forked import END, QUARTER, forgotten, origin_of, write_ids
 from .plan import (
     CURATED,
     DIVIDED_AFTER,
     FORKED_AT,
     FORKED_WITHOUT,
+    VARIED,
     Mode,
     Run,
     Settings,
+    is_real,
     is_searched_on,
     untrained_settings,
 )
-from .results import Result, Temperatures
+from .results import LOOKED_AT, Result, Temperatures
 from .scoring import GreyPixels, Right, Scorer
 from .sets import Sets, make_sets, open_sets
+from .varied import Varied
 
 RUNS_PER_PROCESS = 20
-NOT_SETTINGS = (DIVIDED_AFTER, CURATED, FORKED_AT, FORKED_WITHOUT)
+NOT_SETTINGS = (DIVIDED_AFTER, VARIED, CURATED, FORKED_AT, FORKED_WITHOUT)
 """What `thermopile train` does not know of a run's settings."""
 
 
@@ -135,7 +139,8 @@ def make(run: Run, folder: Path, scratch: Path) -> Made:
             if not (failed := _train(run, sets, directory)):
                 scorer = _scorer(directory, sets)
                 right, scores = _scored(scorer)
-                temperatures = _temperatures(directory, scorer)
+                if not (is_real(run.data) and is_searched_on(run.data)):
+                    temperatures = _temperatures(directory, scorer)
     result = Result(
         run=run,
         scores=scores,
@@ -188,11 +193,12 @@ def _train(run: Run, sets: Sets, directory: RunDirectory) -> str:
     said = io.StringIO()
     try:
         with redirect_stderr(said), redirect_stdout(said):
-            if DIVIDED_AFTER in run.settings:
-                tree: dict[str, Any] = {}
-                merge(tree, from_overrides(_overrides(run.settings)))
-                train_divided(directory.path, sets.train.path, tree, run.settings[DIVIDED_AFTER])
-                return ""
+            for key, taking in ((DIVIDED_AFTER, Divided), (VARIED, Varied)):
+                if key in run.settings:
+                    tree: dict[str, Any] = {}
+                    merge(tree, from_overrides(_overrides(run.settings)))
+                    train_with(taking, directory.path, sets.train.path, tree, run.settings[key])
+                    return ""
             if FORKED_AT in run.settings:
                 _fork(run, sets, directory)
             words = train_words(run, sets, directory)
@@ -272,24 +278,31 @@ def _temperatures(directory: RunDirectory, scorer: Scorer) -> dict[str, Temperat
     if measured is None or not measured.sides or not measured.groups:  # emoji have no classes
         return {}
     (classes,) = measured.groups
-    copies = None if scorer.sets.classes else scorer.near_copies()[measured.pool.sample_ids]
+    ids = measured.pool.sample_ids
+    looked_at = np.sort(np.random.default_rng(0).permutation(len(ids))[:LOOKED_AT])
+    copies = None if scorer.sets.classes else scorer.near_copies(ids[looked_at])
+    words = None if copies is None else scorer.word_counts()[ids]
     found = {}
     for side in measured.sides:
         tau, correlation = measured.pool.tau[side.name].astype("float64"), classes.correlation[side.name]
+        means = classes.tau[side.name].mean
+        is_seen = np.isfinite(means)  # a class of few may not have been drawn yet
         found[side.name] = Temperatures(
             mean=round(float(tau.mean()), 5),
-            skewness=round(float(skew(tau)), 4),
-            kurtosis=round(float(kurtosis(tau)), 4),
+            skewness=_rounded(float(skew(tau))) or 0.0,
+            kurtosis=_rounded(float(kurtosis(tau))) or 0.0,
             deciles=np.quantile(tau, np.linspace(0, 1, 11)).round(5).tolist(),
             spearman=_rounded(correlation and correlation.spearman),
             permuted=_rounded(correlation and correlation.permuted),
-            sizes=classes.sizes.tolist(),
-            class_means=classes.tau[side.name].mean.round(5).tolist(),
-            alignment=_rounded(scorer.alignment(measured.pool.sample_ids, tau)),
-            copies=None if copies is None else _rounded(float(spearmanr(tau, copies).statistic)),
+            sizes=classes.sizes[is_seen].tolist(),
+            class_means=means[is_seen].round(5).tolist(),
+            alignment=_rounded(scorer.alignment(ids, tau)),
+            copies=None if copies is None else _rounded(float(spearmanr(tau[looked_at], copies).statistic)),
+            words=None if words is None else _rounded(float(spearmanr(tau, words).statistic)),
         )
     return found
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    """Round a figure; there is none where all ranks are equal."""
+    return None if value is None or isnan(value) else round(value, 4)

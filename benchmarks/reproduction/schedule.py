@@ -76,13 +76,13 @@ def parts(*, full: bool) -> list[Part]:
         *_of_batch(16),
         *_of_batch(64),
         Part("search, images, linear head", SECONDS, lambda results: (
-            run for name in IMAGES for run in _search(linear(name), results)
+            run for name in IMAGES for run in trials(linear(name), results)
         )),
         Part("images, linear head", SECONDS, lambda results: (
             headline(linear(name), results, seed) for name in IMAGES for seed in SEEDS["unimodal"]
         )),
         Part("search, drawings", SECONDS_ON_DRAWINGS, lambda results: (
-            run for method in DRAWN for run in _search(method, results)
+            run for method in DRAWN for run in trials(method, results)
         )),
         Part(f"drawings, {len(SEEDS['unimodal'])} seeds", SECONDS_ON_DRAWINGS, lambda results: (
             headline(method, results, seed) for seed in seeds_of(DRAWN[0]) for method in DRAWN
@@ -103,7 +103,7 @@ def parts(*, full: bool) -> list[Part]:
             headline(METHOD["unimodal", name], results, seed) for seed in FURTHER_SEEDS for name in FURTHER
         )),
         Part("search, images, others", SECONDS, lambda results: (
-            run for name in BESIDE for run in _search(METHOD["unimodal", name], results)
+            run for name in BESIDE for run in trials(METHOD["unimodal", name], results)
         )),
         Part("images, others", SECONDS, lambda results: (
             headline(METHOD["unimodal", name], results, seed) for name, seeds in BESIDE.items() for seed in seeds
@@ -192,7 +192,7 @@ def _baselines(results: Results) -> Runs:
     return chain(on_glyphs, [plan.baseline_run("bimodal", "drawings", "untrained")])
 
 
-def _search(method: Method, results: Results, batch: int = BATCH) -> Runs:
+def trials(method: Method, results: Results, batch: int = BATCH) -> Runs:
     found = search(method, results, batch)
     yield from found.runs if found is not None else [None] * trials_of(method, batch)
 
@@ -202,7 +202,7 @@ def _of_mode(mode: Mode) -> list[Part]:
     seeds = SEEDS[mode]
     return [
         Part(f"search, {plan.WORDS[mode]}", SECONDS, lambda results: (
-            run for method in methods for run in _search(method, results)
+            run for method in methods for run in trials(method, results)
         )),
         Part(f"{plan.WORDS[mode]}, {len(seeds)} seeds", SECONDS, lambda results: (
             headline(method, results, seed) for seed in seeds for method in methods
@@ -219,7 +219,7 @@ def _of_batch(batch: int) -> list[Part]:
         return [of_seeds]
     return [
         Part(f"search, images, batch {batch}", SECONDS_AT[batch], lambda results: (
-            run for name in SWEPT for run in _search(METHOD["unimodal", name], results, batch)
+            run for name in SWEPT for run in trials(METHOD["unimodal", name], results, batch)
         )),
         of_seeds,
     ]  # fmt: skip

@@ -5,7 +5,7 @@ On drawings by retrieval alone: few of their classes would have enough test samp
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from thermopile.trainer.evaluation.features import image_features, text_features
 from thermopile.trainer.evaluation.scoring import Vote, knn, retrieval_ranks, sgd_probe, zero_shot
 from thermopile.trainer.run.build import recipe_named
 
+from ..icons import rarest_word_counts
 from .results import NEIGHBOURS
 from .sets import Sets
 
@@ -48,10 +49,14 @@ class Scorer:
         scored: nn.Module = encoders.image if encoders.text is not None else encoders.image.backbone
         self._features = partial(image_features, recipe=recipe_named(data.recipe), image_size=data.image_size,
                                  device=CPU, on_progress=_nothing)  # fmt: skip
-        self._train = self._features(scored, dataset=sets.train)
+        self._scored = scored
         self._tests = [self._features(scored, dataset=test) for test in sets.tests]
         if encoders.text is not None and tokenizer is not None:
             self._encode = partial(text_features, encoders.text, tokenizer, device=CPU, on_progress=_nothing)
+
+    @cached_property
+    def _train(self) -> Tensor:
+        return self._features(self._scored, dataset=self.sets.train)
 
     def right(self) -> Right:
         """Which samples are right, in the order of the test sets' sources."""
@@ -107,11 +112,18 @@ class Scorer:
         similarity = (self._train * self._encode(texts.tolist())[torch.from_numpy(of_image)]).sum(1)
         return float(spearmanr(tau, similarity[ids].numpy()).statistic)
 
-    def near_copies(self) -> NDArray[np.int64]:
-        """The number of each training sample's near-copies among the others, int64 [n]."""
+    def near_copies(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The number of near-copies among the others of these training samples, int64 [m]."""
         pixels = self._features(GreyPixels(0), dataset=self.sets.train)
-        counts: NDArray[np.int64] = (pixels @ pixels.T > NEAR_COPY).sum(1).numpy() - 1
+        some = np.array_split(ids, len(ids) // 500 + 1)  # 200 MB of correlations at once, of 100,000 pictures
+        parts = [(pixels[part] @ pixels.T > NEAR_COPY).sum(1) for part in some]
+        counts: NDArray[np.int64] = torch.cat(parts).numpy() - 1
         return counts
+
+    def word_counts(self) -> NDArray[np.int64]:
+        """In how many captions the rarest word of each training sample's is, int64 [n]."""
+        captions = self.sets.train.column("caption").to_pylist()
+        return rarest_word_counts(captions, captions)
 
 
 class GreyPixels(Backbone):

@@ -92,7 +92,7 @@ def search(method: Method, results: Results, batch: int = BATCH) -> Search | Non
 
 def _search(method: Method, results: Results, batch: int) -> Search | None:
     size = trials_of(method, batch)
-    if size != TRIALS_AGAIN:
+    if size != TRIALS_AGAIN or method.trials:
         tried = method.grid()
     elif (start := chosen(METHOD[method.mode, method.start or method.name], results)) is not None:
         tried = [{key: start.get(key, axis.values[0]) for key, axis in method.axes.items()}]
@@ -107,6 +107,8 @@ def _search(method: Method, results: Results, batch: int) -> Search | None:
 
 def trials_of(method: Method, batch: int = BATCH) -> int:
     """Runs that a method's search at a batch size has at the end."""
+    if method.trials:
+        return method.trials
     if method.wrong:
         return TRIALS_OF_RIVAL if method.start else TRIALS_UNDER_NOISE
     from_grid = batch == BATCH and method == METHOD[method.mode, method.name] and not method.start

@@ -19,7 +19,8 @@ from thermopile.pipeline.sources.glyphs import CHARACTERS, TEST_PER_CLASS, Glyph
 from thermopile.trainer.evaluation.bands import Classes, band_of_class, match_classes
 
 from .. import noto_emoji, openclipart
-from .plan import RIGHT, Data, base_of, is_drawn, is_searched_on, wrong_share
+from .plan import RIGHT, Data, base_of, is_drawn, is_real, is_searched_on, wrong_share
+from .real_sets import real_sources
 
 DEVELOPMENT_SEED, SEED = 1, 0
 TEST_SETS = 10
@@ -86,12 +87,15 @@ def make_sets(folder: Path, data: Data) -> None:
     paths = _paths(folder, data)
     if all(path.exists() for path in paths):  # each is written whole or not at all
         return
+    if is_real(data) and wrong_share(data):
+        make_sets(folder, base_of(data))  # whose captions are exchanged
     tokenizer = None
     for (source, selection), path in zip(_sources(folder, data), paths, strict=True):
         if not path.exists():
             convert(source, path, ConvertSettings(), workers=1, resume=True, selection=selection,
                     tokenizer_from=tokenizer)  # fmt: skip
-        tokenizer = Dataset(paths[0]).tokenizer_path
+        if (train := Dataset(paths[0])).index.tokenizer is not None:
+            tokenizer = train.tokenizer_path
 
 
 def open_sets(folder: Path, data: Data) -> Sets:
@@ -126,6 +130,8 @@ def split(captions: list[str]) -> dict[str, NDArray[np.int64]]:
 
 def _sources(folder: Path, data: Data) -> list[tuple[Source, NDArray[np.int64] | None]]:
     """The training set's source, and each test set's; with what is chosen of it, None for all."""
+    if is_real(data):
+        return real_sources(folder, data)
     if is_drawn(data):
         return _drawn(folder, data)
     glyphs, right = train_source(data), None
@@ -162,5 +168,5 @@ def with_wrong_titles(pairs: Sequence[Any], chosen: NDArray[np.int64], share: fl
 
 
 def _paths(folder: Path, data: Data) -> list[Path]:
-    sets = 1 if is_drawn(data) else TEST_SETS
+    sets = 2 if base_of(data) in ("icons", "icons-all") else 1 if is_drawn(data) or is_real(data) else TEST_SETS
     return [folder / data, *(folder / f"{base_of(data)}-test-{number}" for number in range(sets))]

@@ -7,7 +7,9 @@ shards, and partial.py keeps finished work and renames it at the end.
 
 import errno
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +27,7 @@ from ..errors import DatasetError, DatasetExistsError, SourceChangedError, Sourc
 from ..sources import NEVER, Account, Asked, Selection, Source
 from ..sources.caption_lengths import CONTEXTS
 from .content import content_of
-from .marker import Counts, PartResult, SampleCounts, count_reasons, read_bad_samples, stem
+from .marker import Counts, PartResult, SampleCounts, read_bad_samples, stem
 from .partial import Partial, claimed
 from .plan import ConvertSettings, Plan
 from .shard_pool import Pool, processes
@@ -255,7 +257,9 @@ class Conversion:
         return PartSummary(0, 0, shards, shards, 0)
 
     def _summary(self, seen: int, started: float) -> Summary:
-        reasons = count_reasons(read_bad_samples(self.place / ERRORS_FILE))
+        bad = read_bad_samples(self.place / ERRORS_FILE)
+        # Reasons that differ only in numbers count as one, with N for the number.
+        reasons = Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in bad)
         return Summary(
             path=self.place,
             index=read_index(self.place),
@@ -372,7 +376,15 @@ class _Begun:
         Raises DatasetError if a shard is not done, SourceError if too many samples were left out or none is usable.
         """
         plan, partial = self.plan, self._partial
-        results = _all_done(partial.results(plan), partial.out)
+        markers = partial.results(plan)
+        if missing := [str(shard) for shard, result in enumerate(markers) if result is None]:
+            more = f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED)
+            raise DatasetError(
+                f"{len(missing):,} of {len(markers):,} shards of {partial.out} are not done: "
+                f"{', '.join(missing[:MAX_NAMED])}{more}. Run their parts again: with --part I/K, part I has the "
+                "shards I - 1, I - 1 + K, …; without --part, continue with --resume"
+            )
+        results = [result for result in markers if result]
         samples = sum(result.rows for result in results)
         found = SampleCounts(*map(sum, zip(*(result.found for result in results), strict=True)))
         if found.left_out > self._settings.max_error_rate * (samples + found.left_out) + 1e-9:
@@ -392,7 +404,8 @@ class _Begun:
         per_sample, tars = max(shard.captions_per_sample for shard in shards), self._source.index
         unused = Account(self._source.unused)
         for result in results:
-            unused.merge(result.unused)
+            for kind, each in result.unused.items():
+                unused.add(kind, each.example, each.cure, each.number)
         content = content_of(partial.row_records(plan, results), samples, pairs=info is not None, blank=found.blank)
         index = seal_index(
             {
@@ -428,13 +441,3 @@ class _Begun:
 
 def _samples(results: Sequence[PartResult | None]) -> int:
     return sum(result.rows + result.found.left_out for result in results if result)
-
-
-def _all_done(results: Sequence[PartResult | None], out: Place) -> list[PartResult]:
-    if missing := [str(shard) for shard, result in enumerate(results) if result is None]:
-        named = ", ".join(missing[:MAX_NAMED]) + (f" and {len(missing) - MAX_NAMED} more" * (len(missing) > MAX_NAMED))
-        raise DatasetError(
-            f"{len(missing):,} of {len(results):,} shards of {out} are not done: {named}. Run their parts "
-            "again: with --part I/K, part I has the shards I - 1, I - 1 + K, …; without --part, continue with --resume"
-        )
-    return [result for result in results if result]

@@ -1,9 +1,7 @@
 """What a part of a conversion, mostly a shard, tells: its progress, its samples left out, and its marker."""
 
 import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Literal, NamedTuple, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -124,8 +122,3 @@ def read_bad_samples(file: Place) -> Iterator[BadSample]:
                 yield BadSample(**{name: str(text) for name, text in parse(line).items()})
             except (DamagedJSONError, AttributeError, TypeError) as error:
                 raise DatasetError(f"{file}, line {number:,}, is damaged: {error}") from error
-
-
-def count_reasons(samples: Iterable[BadSample]) -> Counter[str]:
-    """Count samples per reason; reasons that differ only in numbers count as one, with N for the number."""
-    return Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in samples)

@@ -1,7 +1,5 @@
 """The table of a dataset's samples: what is known of each, for people and for reports."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

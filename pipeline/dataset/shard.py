@@ -1,7 +1,5 @@
 """One shard of a dataset, opened for reading."""
 
-from __future__ import annotations
-
 import resource
 from collections import OrderedDict
 from collections.abc import Callable

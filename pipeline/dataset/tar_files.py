@@ -1,7 +1,5 @@
 """The tars of a dataset in place, which hold its pictures: below one root, compared with the index at the start."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Collection
@@ -9,15 +7,12 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from ...storage.bucket import Address
 from ...storage.bucket_errors import AddressError
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, made_for, place_of
 from ..errors import DatasetError
 from .index import Tars
 
-_MAX_OTHERS = 10_000
-"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,19 +73,4 @@ def _on_disk(root: LocalPath, names: Collection[str]) -> dict[str, tuple[int, in
                 if name in names and entry.is_file(follow_symlinks=False):
                     status = entry.stat(follow_symlinks=False)
                     found[name] = status.st_size, status.st_mtime_ns
-    return found
-
-
-def listed(folder: Address, names: Collection[str]) -> dict[str, tuple[int, int | str]]:
-    """Return size and ETag of the objects of these names that exist. Raises DatasetError for too many others."""
-    found, others, most = dict[str, tuple[int, int | str]](), 0, max(_MAX_OTHERS, 10 * len(names))
-    for name, size, version in folder.listing():
-        if name in names:
-            found[name] = size, version
-            continue
-        others += 1
-        if others > most:
-            raise DatasetError(
-                f"{folder} holds more than {most:,} objects that are no files of the dataset; delete them"
-            )
     return found

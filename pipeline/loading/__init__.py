@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Iterator
-from typing import Protocol, Self
+from typing import Self
 
 from ..batch import Batch
 from ..errors import DatasetError
@@ -12,21 +12,29 @@ from ..opening import Dataset
 from ..order.order import AnyOrder
 
 
-class Loader(Protocol):
-    """Serves one rank's batches. Its threads end with `close`, or when the loader is garbage-collected."""
+class Closing:
+    """Has threads, which end with `close`, with a `with` block, or when the object is garbage-collected."""
+
+    def close(self) -> None:
+        """Stop the threads after their current batch."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Loader(Closing):
+    """Serves one rank's batches."""
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from `first_step` on; one epoch at a time.
 
         Raises DatasetError at the batch of a sample whose stored bytes have changed.
         """
-        ...
-
-    def close(self) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
+        raise NotImplementedError
 
 
 def refuse_other_samples(order: AnyOrder, dataset: Dataset) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from threading import current_thread
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import nvidia.dali.tensors
@@ -26,7 +26,7 @@ from ..opening import Dataset
 from ..order.order import AnyOrder
 from ..planted import Planting
 from ..views.recipes import Recipe, sides_of_views, view_parameters
-from . import refuse_other_samples
+from . import Loader, refuse_other_samples
 from .dali_graph import inputs_of_view, views_of_jpegs
 from .reader import Reader, own_thread
 
@@ -42,7 +42,7 @@ class _Read(NamedTuple):
     """Name of the pipeline's input -> values, [b, …]."""
 
 
-class DALILoader:
+class DALILoader(Loader):
     """Serves the batches of one rank, one epoch at a time. Batches are fresh tensors and may be kept.
 
     On the GPU, views are CUDA tensors on the stream that is current when the batch is requested, made without a copy on
@@ -122,12 +122,6 @@ class DALILoader:
         self._thread.shutdown()
         self._pipeline = None
         self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _next(self, epoch: int, steps: range) -> Batch:
         """Return the batch that is due; let the thread begin the batches of `steps` and finish the next one."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from math import prod
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ..views.draws import view_key
 from ..views.pixels import Pixels, add_noise, affine, gaussian_blur, recolour, solarise, store
 from ..views.recipes import Recipe, ViewParameters, sides_of_views, view_parameters
 from ..views.resample import resample_into
-from . import refuse_other_samples
+from . import Closing, Loader, refuse_other_samples
 from .reader import Reader, Reading, own_thread
 
 Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
@@ -64,7 +64,7 @@ class _Pixels(NamedTuple):
     """[local views, b, 3, local_size, local_size]."""
 
 
-class ViewMaker:
+class ViewMaker(Closing):
     """Makes the views of any samples. Batches may be kept: memory is reused only once all references are gone.
 
     Uses threads, not processes: the kernels release the GIL, so nothing is copied between processes or left behind.
@@ -112,12 +112,6 @@ class ViewMaker:
         self._reader.close()
         self._memory = ViewMemory(spare=0)  # batches still in use go back to the old pool and are freed with it
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[_Pixels, Reading]:
         recipe, seed = self._recipe, self._seed
         pixels = self._pixels_of(len(ids))
@@ -149,7 +143,7 @@ class ViewMaker:
         return Batch(torch.from_numpy(reading.sample_ids), tuple(pixels.views), tokens, tuple(pixels.local))
 
 
-class FFCVLoader(ViewMaker):
+class FFCVLoader(ViewMaker, Loader):
     """Serves the batches of one rank in the sample order.
 
     For a GPU, views are CUDA tensors on the stream that is current when the batch is requested; the copy overlaps the
@@ -162,41 +156,23 @@ class FFCVLoader(ViewMaker):
         dataset: Dataset,
         order: AnyOrder,
         *,
-        recipe: Recipe,
-        image_size: int,
-        views: int,
-        local_size: int = 96,
-        local_views: int = 0,
-        workers: int | None = None,
         ahead: int = 2,
         rank: int = 0,
         world: int = 1,
         device: Literal["cpu", "cuda"] = "cpu",
         augment: Augmentation | None = None,
         captions: Literal["draw", "first"] = "draw",
-        planting: Planting | None = None,
+        **views: Any,
     ) -> None:
         """Open a loader.
 
         ahead: number of batches to prefetch. device: where the views go; "cuda" is torch's current CUDA device.
-        Other arguments as for ViewMaker.
+        Other arguments as for ViewMaker, except `seed` and `spare`, which follow from these.
         Raises DatasetError if the order was made for another number of samples.
         """
         refuse_other_samples(order, dataset)
-        super().__init__(
-            dataset,
-            recipe=recipe,
-            image_size=image_size,
-            views=views,
-            local_size=local_size,
-            local_views=local_views,
-            seed=order.seed,
-            workers=workers,
-            augment=augment,
-            captions=captions,
-            planting=planting,
-            spare=ahead + 2,  # batches ahead, the one in use, the next one
-        )
+        spare = ahead + 2  # batches ahead, the one in use, the next one
+        super().__init__(dataset, seed=order.seed, spare=spare, augment=augment, captions=captions, **views)
         self.order, self._rank, self._world, self._ahead = order, rank, world, ahead
         device_id = torch.cuda.current_device() if device == "cuda" else None
         self._copies = None if device_id is None else Copies(CudaDevice(torch.device("cuda", device_id)))

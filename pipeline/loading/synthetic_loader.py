@@ -1,21 +1,20 @@
 """Random batches instead of a dataset's: training speed if the loader cost nothing."""
 
 from collections.abc import Iterator
-from typing import Self
 
 import torch
 
 from ..batch import Batch
 from ..opening import Dataset
 from ..order.order import AnyOrder
-from . import refuse_other_samples
+from . import Loader, refuse_other_samples
 
 ADVICE = "data.loader = 'synthetic': the views and tokens are random, so this run measures speed and learns nothing"
 _KEPT = 2
 """Number of batches on the device, about as many as a real loader's."""
 
 
-class SyntheticLoader:
+class SyntheticLoader(Loader):
     """Repeats a few batches of noise, made once on the device, with the ids of the order. Reads no sample."""
 
     def __init__(
@@ -62,9 +61,3 @@ class SyntheticLoader:
 
     def close(self) -> None:
         self._kept.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -1,7 +1,7 @@
 """The order of a mixture of datasets, made of its parts' orders."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import merge
 from operator import attrgetter
@@ -48,7 +48,10 @@ class MixedOrder(Order):
                 parts.append(Order(n, *own, shards, blocks, window))
             except ValueError as error:
                 raise ValueError(f"part {number + 1} of the mixture: {error}") from None
-        return cls(order.samples, batch, seed, shards, order.blocks_per_shard, order.window_blocks, tuple(parts))
+        return cls(order.samples, batch, seed, shards, order.blocks_per_shard, order.window_blocks, parts=tuple(parts))
+
+    def serving_all(self) -> Self:
+        return replace(self, parts=tuple(part.serving_all() for part in self.parts))
 
     def __post_init__(self) -> None:
         """Check nothing: the order of all samples and the parts' orders were checked."""

@@ -5,7 +5,7 @@ within windows of `window_blocks` of those blocks. bijection.py finds any place 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import merge
 from operator import attrgetter
@@ -97,6 +97,8 @@ class Order:
     """Blocks of a shard; the last shard may have fewer."""
     window_blocks: int
     """Blocks shuffled together; blocks_per_shard for a full shuffle of the shard."""
+    whole: bool = False
+    """Whether an epoch serves every id: its last batches then serve some ids again."""
 
     @classmethod
     def create(
@@ -152,6 +154,10 @@ class Order:
         blocks = min(nearby, key=lambda blocks: -samples % (shards * blocks))
         return cls(samples, batch_size, seed, shards, blocks, window)
 
+    def serving_all(self) -> Self:
+        """Return this order with whole epochs."""
+        return replace(self, whole=True)
+
     def __post_init__(self) -> None:
         for name in ("samples", "batch_size", "canonical_shards", "blocks_per_shard", "window_blocks"):
             if getattr(self, name) < 1:
@@ -179,7 +185,10 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of whole batches in an epoch, limited by the shortest shard, the last one."""
+        """Number of whole batches in an epoch, limited by the shortest shard, the last one; to serve `whole` ones, by
+        the longest, the first."""
+        if self.whole:
+            return -(-len(self.shard_ids(0)) // self.rows_per_step)
         return len(self.shard_ids(self.canonical_shards - 1)) // self.rows_per_step
 
     @property
@@ -279,13 +288,15 @@ class Order:
     def _windows_of_shard(self, shard: int, epoch: int) -> Iterator[Window]:
         rows, lead, key = len(self.shard_ids(shard)), self._lead(shard), self._key(shard, epoch)
         blocks, last_step = -(-rows // self.block_rows), self.steps_per_epoch - 1
+        begins = min(last_step * self.rows_per_step, rows - self.rows_per_step)  # the last step
         for number in range((blocks - 1 + lead) // self.window_blocks + 1):
             low, high, members = window_at(number, rows, self.block_rows, self.window_blocks, lead, key)
             first_step = low // self.rows_per_step
             if first_step > last_step:
                 return
             members += shard * self.blocks_per_shard
-            yield Window(first_step, min((high - 1) // self.rows_per_step, last_step), np.sort(members))
+            last = last_step if high > begins else (high - 1) // self.rows_per_step
+            yield Window(first_step, last, np.sort(members))
 
     def _key(self, shard: int, epoch: int) -> np.uint64:
         return np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
@@ -462,7 +473,7 @@ def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> ND
         of_shard, key = order.shard_ids(shard), order._key(shard, epoch)
         fill_places(
             row,
-            step * len(row),
+            min(step * len(row), len(of_shard) - len(row)),
             of_shard.start,
             len(of_shard),
             order.block_rows,

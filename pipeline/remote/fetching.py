@@ -1,7 +1,5 @@
 """Fetch ranges of objects into the files of a cache, concurrently."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,38 +1,41 @@
 """The files of a dataset in an object store, as a dataset sees them: a folder that fills as it is read."""
 
-from __future__ import annotations
-
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...storage.bucket import Address
-from ...storage.files import written_aside
+from ...storage.files import user_cache, written_aside
 from ...storage.lock import own_folder
 from ..dataset.files import DatasetFiles, Held
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
-from ..dataset.tar_files import TarFiles, listed
+from ..dataset.raw_bytes import Descriptor
+from ..dataset.shard import Shard
+from ..dataset.stored_sample import Located
+from ..dataset.tar_files import TarFiles
+from ..errors import DatasetError
 from ..order.order import Order, Selected, Window
 from .blocks import Blocks
-from .cache_folder import cache_root
 from .plan import Ids
 from .read_ahead import ReadAhead
 from .samples import BLOCKS, CachedSamples
 from .schedule import Schedule
 
-if TYPE_CHECKING:
-    from ..dataset.raw_bytes import Descriptor
-    from ..dataset.shard import Shard
-    from ..dataset.stored_sample import Located
-
 _MAX_SCHEDULED = 1 << 17
+_MAX_OTHERS = 10_000
+"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
+
+
+def cache_root() -> Path:
+    """Return the folder of all caches, one for each process: $THERMOPILE_CACHE, else the user's usual cache folder."""
+    return Path(os.environ.get("THERMOPILE_CACHE") or user_cache())
 
 
 class _Cached(DatasetFiles):
@@ -110,7 +113,14 @@ class RemoteFiles(_Cached):
         """open_shard: returns a shard whose files this object has created. Raises OSError, DatasetError."""
         self._address, self._index, self._whole = address, index, threading.Lock()
         shards, fetched = address / SHARD_FOLDER, tars if tars and tars.root.is_remote else None
-        sizes = {name: size for name, (size, _) in listed(shards, {*index.shard_files()}).items()}
+        names, sizes, others = {*index.shard_files()}, dict[str, int](), 0
+        for name, size, _ in shards.listing():
+            if name in names:
+                sizes[name] = size
+            elif (others := others + 1) > max(_MAX_OTHERS, 10 * len(names)):
+                raise DatasetError(
+                    f"{shards} holds more than {others - 1:,} objects that are no files of the dataset; delete them"
+                )
         self.samples = CachedSamples(shards, fetched, lambda: self.cache, index, sizes, open_shard)
 
     @property

@@ -1,7 +1,5 @@
 """Compute the requests that fetch ranges of files, without touching a file or the store."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple

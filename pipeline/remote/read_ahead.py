@@ -1,7 +1,5 @@
 """Read ahead of training the samples that its coming windows need."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

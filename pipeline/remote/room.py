@@ -1,7 +1,5 @@
 """The cache's room: the size of each block of samples, the blocks in use, and which block to evict."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from threading import Condition, RLock

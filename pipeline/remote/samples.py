@@ -1,7 +1,5 @@
 """The samples of a dataset in an object store, or their pictures, in a cache that fills on demand."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
@@ -9,7 +7,7 @@ from itertools import count, groupby
 from operator import itemgetter
 from pathlib import Path
 from threading import Condition, RLock
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +17,7 @@ from ...storage.files import open_own
 from ..dataset.files import Held
 from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
-from ..dataset.shard import OpenFiles
+from ..dataset.shard import OpenFiles, Shard
 from ..dataset.stored_sample import Located
 from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
@@ -28,9 +26,6 @@ from .fetching import Fetch, Fetcher, WaitClock, write
 from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, grouped, pages_of_rows, requests, runs
 from .room import Room
 from .schedule import Schedule
-
-if TYPE_CHECKING:
-    from ..dataset.shard import Shard
 
 DEFAULT_BYTES = 1 << 30
 """Disk space for samples read without an order; samples in use at once may take more."""
@@ -259,7 +254,9 @@ class CachedSamples:
         """
         with self.lock:
             while self._are_missing(wanted):
-                self._refuse_if_ended()
+                if (error := self.failure) is not None:
+                    known = isinstance(error, OSError | DatasetError)
+                    raise (type(error)(*error.args) if known else RuntimeError(str(error))) from error
                 absent = ((contents, keys[contents.find(keys) == ABSENT]) for contents, keys in wanted)
                 claimed = [(contents, keys) for contents, keys in absent if len(keys)]
                 for contents, keys in claimed:
@@ -297,11 +294,6 @@ class CachedSamples:
                     contents.put(keys, at)
         finally:
             self._release(claimed)
-
-    def _refuse_if_ended(self) -> None:
-        if (error := self.failure) is not None:
-            known = isinstance(error, OSError | DatasetError)
-            raise (type(error)(*error.args) if known else RuntimeError(str(error))) from error
 
     # Requests.
 

@@ -1,7 +1,5 @@
 """The needs of coming windows: which block to fetch next, and which to drop first."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush

@@ -2,7 +2,7 @@
 
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
@@ -89,9 +89,6 @@ class Unused(NamedTuple):
     cure: str = ""
     """How to use them; empty where they are no picture, caption or class."""
 
-    def plus(self, other: "Unused") -> "Unused":
-        return self._replace(number=self.number + other.number)
-
 
 class Account(dict[str, Unused]):
     """Kind → what of it no sample uses, so that nothing of a source is dropped without a word."""
@@ -105,11 +102,8 @@ class Account(dict[str, Unused]):
     def add(self, kind: str, example: str, cure: str = "", number: int = 1) -> None:
         """Count things of a kind; the first one is the example."""
         if number:
-            self.merge({kind: Unused(number, example, cure)})
-
-    def merge(self, other: Mapping[str, Unused]) -> None:
-        for kind, unused in other.items():
-            self[kind] = self[kind].plus(unused) if kind in self else unused
+            known = self.get(kind, Unused(0, example, cure))
+            self[kind] = known._replace(number=known.number + number)
 
 
 class ClassGroups(NamedTuple):

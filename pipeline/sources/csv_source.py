@@ -18,15 +18,7 @@ from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import NEVER, BadSample, ClassGroups, Read, Sample, Source, Work
 from .csv_rows import SCHEMA, Quoting, read_list
-from .listing import (
-    OBJECT,
-    as_text,
-    caption_text,
-    estimated_bytes,
-    groups_by_name,
-    read_picture,
-    resolved_text,
-)
+from .listing import OBJECT, as_text, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
 
 _TRIED_PICTURES = 100

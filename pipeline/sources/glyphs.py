@@ -93,7 +93,8 @@ class GlyphSource(Source):
 
     def __getitem__(self, index: int) -> Sample:
         original = int(self._picture_of[index])
-        picture: Image.Image | bytes = (drawn := self._picture(original))
+        rng = np.random.default_rng([self.seed, 2 + self.test, original])
+        picture: Image.Image | bytes = (drawn := _draw(self._character(original), self._font_of(original), rng))
         altered = "swapped" if self._caption_of[index] != index else None
         if original != index:
             picture = _magnified(drawn, np.random.default_rng([self.seed, 7, index]))
@@ -109,10 +110,6 @@ class GlyphSource(Source):
 
     def _character(self, index: int) -> str:
         return CHARACTERS[self._characters[index]]
-
-    def _picture(self, index: int) -> Image.Image:
-        rng = np.random.default_rng([self.seed, 2 + self.test, index])
-        return _draw(self._character(index), self._font_of(index), rng)
 
     def _caption(self, index: int) -> str:
         shown = int(self._caption_of[index])

@@ -19,47 +19,11 @@ MAX_CONTAINERS = 1000
 
 _PUTS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _GETS = frozenset({"GET", "BINGET", "LONG_BINGET"})
-_CONTAINERS = frozenset(
-    {
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-        "EMPTY_LIST",
-        "LIST",
-        "EMPTY_DICT",
-        "DICT",
-        "EMPTY_SET",
-        "FROZENSET",
-        "REDUCE",
-        "NEWOBJ",
-        "NEWOBJ_EX",
-        "OBJ",
-        "INST",
-    }
-)
-_LEAVES = frozenset(
-    {
-        "STRING",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-        "BINBYTES",
-        "SHORT_BINBYTES",
-        "BINBYTES8",
-        "INT",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "GLOBAL",
-        "STACK_GLOBAL",
-    }
-)
+_CONTAINERS = frozenset({"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT",
+                         "DICT", "EMPTY_SET", "FROZENSET", "REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST"})  # fmt: skip
+_LEAVES = frozenset({"STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+                     "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "INT", "LONG", "LONG1", "LONG4", "FLOAT",
+                     "GLOBAL", "STACK_GLOBAL"})  # fmt: skip
 """Memo entries made by these opcodes contain no other object. Numbers of up to four bytes are never memoised."""
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import SourceError
-from . import ClassGroups
+from . import ClassGroups, Selection
+from .shards import in_runs
 
 _HOLD_OUT, _LONG_TAIL, _WHOLE_CLASSES = 1, 2, 3
 """Each draw has its own generator, so that draws do not affect each other."""
@@ -36,6 +37,20 @@ class Drawn:
                 raise SourceError("--longtail needs classes, and this source has none")
             kept = long_tail(kept, groups, self.longtail, self.seed)
         return kept
+
+
+@dataclass(frozen=True)
+class Limited:
+    """The rule of drawing `limit` samples at most of a selection, evenly spaced."""
+
+    limit: int
+    selection: Selection
+
+    def __call__(self, n: int, groups: ClassGroups | None) -> NDArray[np.int64]:
+        """Return sorted source indices, int64."""
+        chosen = self.selection(n, groups) if callable(self.selection) else self.selection
+        kept = np.arange(n) if chosen is None else chosen
+        return kept[in_runs(len(kept), self.limit, 1)]
 
 
 def hold_out(

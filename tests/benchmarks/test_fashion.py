@@ -8,7 +8,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from PIL import Image
 
+from thermopile.benchmarks import fashion
 from thermopile.benchmarks.fashion import FILES, PACKAGE, ROOT, make
+from thermopile.pipeline.sources.listing import binary_arrays, groups_by_name
 
 
 def test_pictures_keep_their_pixels_and_labels_become_names(tmp_path):
@@ -26,3 +28,15 @@ def test_pictures_keep_their_pixels_and_labels_become_names(tmp_path):
         assert columns["label"] == ["Ankle_boot", "T-shirt", "Trouser"]
         read = [np.asarray(Image.open(io.BytesIO(png))) for png in columns["image"]]
         assert np.array_equal(read, pictures)
+
+
+def test_searches_are_scored_on_pictures_that_no_run_learns_from(monkeypatch):
+    monkeypatch.setattr(fashion, "DEVELOPMENT", 50)
+    groups = groups_by_name(binary_arrays(f"class {number % 10}".encode() for number in range(2_000)))
+    train, development = fashion.split(groups)
+    assert set(train).isdisjoint(development)
+    assert np.bincount(groups.of_sample[development]).tolist() == [5] * 10
+    assert sorted(np.bincount(groups.of_sample[train]))[::9] == [
+        1,
+        195,
+    ]  # 195 left of each class, a hundredth of the last

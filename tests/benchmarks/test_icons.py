@@ -4,9 +4,19 @@ import io
 import json
 import tarfile
 
+import numpy as np
 import pytest
 
-from thermopile.benchmarks.icons import Icon, chosen, is_free, licence_table, listed, svg_of
+from thermopile.benchmarks.icons import (
+    Icon,
+    chosen,
+    is_free,
+    licence_table,
+    listed,
+    rarest_word_counts,
+    split,
+    svg_of,
+)
 
 
 @pytest.fixture
@@ -57,3 +67,20 @@ def test_icons_are_chosen_by_a_seed_and_stay_in_order():
     assert len(some) == 10
     assert some != chosen(icons, 10, 1)
     assert chosen(icons, None, 0) == chosen(icons, 200, 0) == icons
+
+
+def test_ten_whole_sets_are_held_out_and_no_icon_is_in_two_parts():
+    sets = [f"set {number % 200}" for number in range(20_000)] + ["large"] * 5_000 + ["small"] * 20
+    parts = split(sets)
+    held_out = {sets[place] for place in parts.held_out}
+    assert len(held_out) == 10
+    assert held_out.isdisjoint({"large", "small"})
+    assert held_out.isdisjoint(sets[place] for part in parts[:3] for place in part)
+    assert sorted(place for part in parts for place in part) == list(range(len(sets)))
+    assert len(parts.at_random) == len(parts.development) == round(0.02 * (len(sets) - len(parts.held_out)))
+    assert all(np.array_equal(*two) for two in zip(parts, split(sets), strict=True))
+
+
+def test_a_caption_is_as_rare_as_its_rarest_word():
+    among = ["red cat", "Red dog", "red red bird"]
+    assert rarest_word_counts(["RED", "red cat", "fish cat", ""], among).tolist() == [3, 1, 0, 0]

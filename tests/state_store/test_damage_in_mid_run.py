@@ -115,7 +115,14 @@ def assert_costs_nothing(path, undamaged, kind, what, how, caplog):
      pytest.param("snapshots", flipped, marks=pytest.mark.wide),
      pytest.param("manifests", gone, marks=pytest.mark.wide)],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "resident",
+        "two ranks, windowed",
+        *(pytest.param(each, marks=pytest.mark.wide) for each in ("windowed", "two ranks")),
+    ],
+)
 def test_the_next_snapshot_holds_every_row_of_a_run_without_the_damage(path, undamaged, kind, what, how, caplog):
     assert_costs_nothing(path, undamaged, kind, what, how, caplog)
 

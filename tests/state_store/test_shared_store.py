@@ -123,6 +123,7 @@ def shared(run_two, tmp_path_factory):
     return directory, taken, moved
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("step", [TWO_TRAINED, ONE_TRAINED, TWO_WENT_ON])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_that_of_a_run_of_one_process(alone, shared, kind, step):
@@ -131,6 +132,7 @@ def test_every_row_is_that_of_a_run_of_one_process(alone, shared, kind, step):
         np.testing.assert_array_equal(ours.column(name), expected.column(name), err_msg=name)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_process_takes_the_rows_that_two_have_put(alone, shared, kind):
     expected = StateReader.open(alone, f"step-{TWO_TRAINED}")

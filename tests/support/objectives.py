@@ -35,7 +35,11 @@ def frames_of(name, mode):
     objective = OBJECTIVES[name]
     takes = objective.keys if mode == "unimodal" else "never"
     keys = {"never": [False], "optional": [False, True], "always": [True]}[takes]
-    return [Frame(each, local) for each in keys for local in ((0, 2) if objective.has_local else (0,))]
+    return [
+        Frame(each, local)
+        for each in keys
+        for local in ((0, 2) if objective.has_local and mode == "unimodal" else (0,))
+    ]
 
 
 FRAMED = [

@@ -19,6 +19,8 @@ from support.conversions import append_glyphs
 from support.mixtures import made_parts
 from support.runs import OFTEN, SMALL_MODEL, assert_same_run, new_run, small, stopped, train
 
+pytestmark = pytest.mark.wide
+
 NEW = np.arange(0, 10_847, 500)
 """Glyphs to append, 22."""
 MOVED = "pass its new path with --data."
@@ -238,7 +240,6 @@ def test_a_run_on_pictures_goes_on_after_samples_were_appended(pairs_dataset, tm
     assert pq.read_metadata(tmp_path / "out.parquet").num_rows == 2022
 
 
-@pytest.mark.wide
 def test_a_mixture_goes_on_after_samples_were_appended_to_a_part(pairs_dataset, tmp_path):
     parts = made_parts(pairs_dataset, tmp_path / "parts", 900, 400)
     paths = [str(part.path) for part in parts]
@@ -255,7 +256,6 @@ def test_a_mixture_goes_on_after_samples_were_appended_to_a_part(pairs_dataset, 
     succeed("inspect", tmp_path / "run", "--json")
 
 
-@pytest.mark.wide
 def test_a_run_in_a_bucket_goes_on_and_its_command_works_there(s3, away, tmp_path):
     recorded = Address("bucket", "data/glyphs")
     run = new_run()

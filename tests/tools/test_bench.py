@@ -10,6 +10,7 @@ from thermopile.tools.bench import loader
 from support.cli import cli, sets, succeed
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("image", "larger"),
     [("support.own_code:Tower", False), pytest.param("hf:resnet-18", True, marks=pytest.mark.wide)],

@@ -484,3 +484,29 @@ def test_a_list_whose_first_pictures_are_missing_is_converted_if_that_many_may_b
         picture.unlink()
     done = run("csv", tmp_path / "list.csv", tmp_path / "out", *options, "--max-error-rate", 0.6)
     assert (done.exit_code, Dataset(tmp_path / "out").n) == (0, 6)
+
+
+def test_a_dry_run_says_what_the_conversion_says_and_writes_nothing(tmp_path, classes):
+    source = tmp_path / "in"
+    shutil.copytree(classes, source)
+    (source / "ant" / "bad.jpg").write_bytes(b"no picture")
+    (source / "notes.txt").write_text("x")
+    words = ("folder", source, tmp_path / "out", "--holdout", 8)
+    tried = converted(*words, "--dry-run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
+    assert tried.stdout.endswith("nothing was written; next: the same command without --dry-run\n")
+    whole = converted(*words)
+
+    def said(text):
+        lines = [line for line in text.splitlines() if "nothing was written" not in line and "next: " not in line]
+        return [re.sub(r"; [\d.]+ s, .*|, see [^:]+", "", line) for line in lines]
+
+    assert "1 left out: 1 × not a JPEG" in tried.stdout
+    assert said(tried.stdout) == said(whole.stdout)
+    assert_one_line(run(*words, "--dry-run", "--resume"), 2, "--dry-run", "--resume")
+
+
+def test_a_limit_takes_so_many_samples_of_all_of_the_source(tmp_path, classes):
+    converted("folder", classes, tmp_path / "out", "--limit", 16, "--holdout", 8)
+    assert sizes(tmp_path / "out") == {"ant": 11, "bee": 4, "cow": 1}
+    assert Dataset(tmp_path / "out-test").n == 8

@@ -48,7 +48,7 @@ def test_a_store_that_went_away_is_not_asked_again(monkeypatch, capsys):
     def convert(*arguments, **options):
         raise ObjectStoreError("the first error")
 
-    split = Split(Address("away-bucket", "out"), GlyphSource(0, test=True), None, None)
+    split = Split(out := Address("away-bucket", "out"), out, GlyphSource(0, test=True), None, None)
     with pytest.raises(ObjectStoreError, match="the first error"):
         _convert(convert, split, ConvertSettings())
     assert "continue with the same command and --resume" in capsys.readouterr().err

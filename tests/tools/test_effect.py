@@ -60,6 +60,7 @@ def test_a_run_is_not_apart_from_itself_and_its_scores_are_those_of_eval(runs, h
     assert {side: of["most_risen"] for side, of in of_run["sides"].items()} == {"image": [], "text": []}
 
 
+@pytest.mark.wide
 def test_several_pairs_have_an_error_of_seeds_too_and_a_page_is_written(runs, hostile_dataset, tmp_path):
     before = {path: path.stat().st_mtime_ns for run in runs for path in run.rglob("*")}
     one = effect(runs[:2], hostile_dataset)

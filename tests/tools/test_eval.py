@@ -1,6 +1,7 @@
 """`thermopile eval` from one end to the other: what it scores, what it leaves out and says so, what it refuses."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -64,9 +65,10 @@ def pairs_scores(pairs_dataset, tmp_path_factory):
 def test_pairs_get_every_score_in_every_band(pairs_scores):
     scores = pairs_scores["scores"]
     assert {method: list(variants) for method, variants in scores.items()} == {
-        "knn": ["10", "20", "100", "200", "200_weighted"], "probe": ["lbfgs", "sgd"],
+        "knn": [f"{k}{weighted}" for weighted in ("", "_weighted") for k in (10, 20, 100, 200)],
+        "probe": ["lbfgs", "sgd", "sgd_90"],
         "image_to_text": ["1", "5", "10"], "text_to_image": ["1", "5", "10"],
-        "zero_shot": ["top1", "top5", "mean_per_class"],
+        "zero_shot": ["top1", "top3", "top5", "mean_per_class"],
     }  # fmt: skip
     for variants in scores.values():
         for shares in variants.values():
@@ -106,7 +108,7 @@ def test_evaluating_again_gives_the_same_and_an_older_checkpoint_other_scores(pa
 
 def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out(pairs_run, hostile_dataset):
     result = scores_of(pairs_run, hostile_dataset, hostile_dataset)
-    assert list(result["scores"]["knn"]) == ["10", "20"]
+    assert list(result["scores"]["knn"]) == ["10", "20", "10_weighted", "20_weighted"]
     assert all(set(shares) == BANDS for variants in result["scores"].values() for shares in variants.values())
     assert "are the same" in result["notes"][0]
     assert any("no k-NN for k = 100, 200: the training set has 65 samples" in note for note in result["notes"])
@@ -116,10 +118,29 @@ def test_samples_without_class_or_caption_and_a_k_too_large_are_left_out(pairs_r
 def test_the_table_names_every_score_and_the_bands(images_run, images_dataset):
     result = evaluate(images_run, images_dataset, images_dataset)
     assert result.exit_code == 0, result.stderr
-    for words in ("step-4", "k-NN, k = 200", "linear probe, L-BFGS", "linear probe, SGD", "head (1)", "tail (0)", "–"):
+    named = ["k-NN, k = 200", "k = 200, weighted", "linear probe, L-BFGS", "linear probe, SGD", "SGD of 90 epochs"]
+    for words in ("step-4", *named, "head (1)", "tail (0)", "–"):
         assert words in result.stdout
     assert "The run has no text encoder, so there are no retrieval and no zero-shot scores." in result.stdout
     assert "linear probe, L-BFGS: 1/1" in result.stderr
+
+
+def test_few_shot_probes_are_trained_only_where_asked_for(images_run, images_dataset):
+    sets, asked = (images_run, images_dataset, images_dataset), ("--shots", 5, "--shots", 1, "--draws", 2)
+    result, plain = scores_of(*sets, *asked), scores_of(*sets)
+    assert [*result["scores"].pop("few_shot")] == [*result["half_widths"]["few_shot"]] == ["5", "1"]
+    assert result["half_widths"]["few_shot"]["1"]["all"] > 0
+    assert (result["scores"], plain["half_widths"]) == (plain["scores"], {})
+    assert re.search(r"linear probe, 1 a class +\d+\.\d ± \d+\.\d", evaluate(*sets, *asked).stdout)
+    assert_one_line(evaluate(*sets, "--augment", "no such"), 2, "no such", "crop_flip")
+
+
+@pytest.mark.wide
+def test_a_probe_on_views_takes_the_encoder_ninety_passes(images_run, images_dataset):
+    result = cli("eval", images_run, "--test", images_dataset.path, "--augment", "crop_flip", "--json")
+    assert [*json.loads(result.stdout)["scores"]["probe"]] == ["lbfgs", "sgd", "sgd_90", "sgd_90_views"]
+    total = 90 * images_dataset.n
+    assert f"linear probe, augmented views: {total:,}/{total:,}" in result.stderr
 
 
 def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset):
@@ -208,7 +229,7 @@ def test_class_names_are_read_with_blanks_or_from_a_file_or_a_column(pairs_run, 
 
     def said(*options):
         found = answer("eval", pairs_run, "--test", test.path, *options)
-        assert set(found["scores"]["zero_shot"]) == {"top1", "mean_per_class"}
+        assert set(found["scores"]["zero_shot"]) == {"top1", "top3", "mean_per_class"}
         return asked.pop(), [note for note in found["notes"] if note.startswith(("Class names", "Underscores"))]
 
     names, (meaningless, blanks) = said()

@@ -84,7 +84,7 @@ def test_features_are_made_once_and_again_where_they_do_not_fit(run, seen):
 
 
 def test_tables_and_contact_sheets_name_every_ranking(run):
-    done = inspect(run, "--sample", 3, "--neighbours", 4)
+    done = inspect(run, "--sample", 3, 7, "--neighbours", 4)
     assert done.exit_code == 0, done.output
     titles = ["Nearest pictures", "Nearest captions", "Hardest negatives: captions for its picture",
               "Hardest negatives: pictures for its caption"]  # fmt: skip
@@ -92,7 +92,10 @@ def test_tables_and_contact_sheets_name_every_ranking(run):
     for title in titles:
         assert f"\n{title}." in done.stdout
         assert f"<h3>{title}</h3>" in page
-    assert page.count('loading="lazy"') == 16
+    assert page.count('loading="lazy"') == 32
+    assert page.count("<h2") == 3
+    assert "Weights of the negatives" in page
+    assert all(f"{sample}, tau 0." in page for sample in (3, 7))
     assert "<script>alert" not in page
     assert "\x1b" not in done.stdout
 
@@ -110,8 +113,9 @@ def test_a_run_on_images_has_pictures_only(flat_dataset, tmp_path):
 def test_a_run_without_temperatures_has_negatives_without_weights(hostile_dataset, tmp_path):
     run = trained(hostile_dataset, tmp_path / "run", "objective.name=clip")
     found = answer("inspect", run.path, "--sample", 3, "--neighbours", 4)["samples"][0]["neighbours"]
-    assert "p" not in found["negatives"]["image"]
+    assert not {"p", "p_by_rank"} & found["negatives"]["image"].keys()
     assert "they have no weights" in inspect(run, "--sample", 3, "--neighbours", 4).stdout
+    assert "Weights of the negatives" not in (run.report / "samples.html").read_text("utf-8")
 
 
 def test_a_read_only_run_keeps_its_features_elsewhere(run, tmp_path):

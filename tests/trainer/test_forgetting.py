@@ -60,6 +60,7 @@ def test_a_fork_at_step_0_is_the_run_that_never_had_the_samples(whole, steps, pa
     )
 
 
+@pytest.mark.wide
 def test_the_last_checkpoint_before_any_of_them_was_used_is_taken(whole, steps, pairs_dataset, named, tmp_path):
     forgotten = np.concatenate([np.flatnonzero(steps == 5)[:10], np.flatnonzero(steps == 6)[:10]])
     file = named(forgotten)

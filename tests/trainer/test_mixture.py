@@ -63,6 +63,7 @@ def test_visits_are_counted_exactly_for_every_part(whole, parts):
     assert (state.samples, state.kept) == (1_600, 1_600)
 
 
+@pytest.mark.wide
 def test_a_stopped_run_repeats_its_losses_bit_for_bit(whole, parts, tmp_path):
     run = stopped(mixed(parts), tmp_path / "run", 32)
     assert_same_run(resumed(mixed(parts), run, from_step=30), whole)

@@ -131,6 +131,7 @@ def test_rows_prefetched_and_windows_passed_in_skipped_steps_leave_no_stale_row(
     assert_same_run(run, without_prefetch)
 
 
+@pytest.mark.wide
 def test_ten_steps_in_a_row_may_be_skipped_and_the_eleventh_ends_the_run(pairs_dataset, tmp_path):
     config = small(pairs_dataset, log_every=4, checkpoint={"every_steps": 2})
     ten = range(3, 3 + MAX_SKIPPED)

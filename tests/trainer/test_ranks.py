@@ -70,6 +70,7 @@ def assert_close(given, expected, steps):
     assert [given[step] for step in steps] == pytest.approx([expected[step] for step in steps], rel=1e-4)
 
 
+@pytest.mark.wide
 def test_two_ranks_train_as_one_process_does(alone, two_ranks):
     assert losses(two_ranks).keys() == losses(alone).keys() == set(range(1, 31))
     assert_close(losses(two_ranks), losses(alone), range(1, 21))
@@ -79,6 +80,7 @@ def test_two_ranks_train_as_one_process_does(alone, two_ranks):
     np.testing.assert_allclose(two.column("image/tau"), one.column("image/tau"), rtol=1e-2)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("of_rank_1", "said"),
     [
@@ -108,6 +110,7 @@ with thermopile.joined_world() as world:
 """
 
 
+@pytest.mark.wide
 def test_all_ranks_of_a_users_program_say_that_init_from_cannot_be_read(start_ranks, pairs_dataset, tmp_path):
     ranks = start_ranks(2, pairs_dataset.path, tmp_path, codes=[OPEN_A_RUN] * 2)
     for code, _, errors in (rank.end(within=60) for rank in ranks):
@@ -182,6 +185,7 @@ main()
 """
 
 
+@pytest.mark.wide
 def test_one_rank_reads_the_checkpoint_for_all(two_ranks, start, tmp_path):
     run = RunDirectory(shutil.copytree(two_ranks.path, tmp_path / "run"))
     shutil.rmtree(run.checkpoints / "step-30")

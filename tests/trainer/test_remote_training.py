@@ -7,13 +7,13 @@ import pytest
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.opening import Dataset
-from thermopile.pipeline.remote import cache_folder
 from thermopile.storage import bucket
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.run import dataset_cache
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -79,7 +79,7 @@ def test_a_dataset_that_fits_the_cache_is_fully_shuffled(s3, address, noise_data
 
 def test_without_a_setting_a_dataset_must_fit_the_free_disk_and_is_fully_shuffled(s3, address, monkeypatch):
     dataset, free = Dataset(address), 100_000_000
-    monkeypatch.setattr(cache_folder, "free_bytes", lambda: free)
+    monkeypatch.setattr(dataset_cache, "free_bytes", lambda folder: free)
     fits = resolve(settings(address), dataset)[0]
     assert (fits.order.window_blocks, fits.order.blocks_per_shard) == (1, 1)
     free = 12_000_000

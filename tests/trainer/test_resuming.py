@@ -43,6 +43,7 @@ def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before(fini
     assert_same_run(run, finished)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "objective",
     [
@@ -125,6 +126,7 @@ def start(start_program, pairs_dataset):
     return start
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "frame",
     [

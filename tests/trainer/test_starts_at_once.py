@@ -85,6 +85,7 @@ def test_a_start_that_another_overtook_changes_nothing_in_what_that_has_trained(
     assert max(losses(run)) == 7
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "step", [pytest.param(1, marks=pytest.mark.wide), 3]
 )  # before its first checkpoint, and after it

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import load_config
+from thermopile.trainer.config.layers import merge, preset_names, read_preset
 from thermopile.trainer.dry_run import dry_run
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.locking import lock_advice
@@ -120,6 +121,29 @@ def test_the_towers_of_open_clip_resume_bit_for_bit_and_open_clip_loads_their_ex
     whole = train(config, tmp_path / "whole")
     assert_same_run(resumed(config, stopped(config, tmp_path / "run", 5), from_step=4), whole)
     assert_open_clip_gives_the_features(whole, pairs_dataset, tmp_path / "out")
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", [name for name in preset_names() if name.endswith("-open_clip")])
+def test_a_preset_with_open_clips_towers_has_their_dimension_and_its_export_loads_as_datacomps_evaluator_does(
+    name, pairs_dataset, tmp_path
+):
+    tree = read_preset(name)
+    tower = tree["model"]["image"]["name"].removeprefix("open_clip:")
+    architecture = open_clip.get_model_config(tower)
+    assert (tree["model"]["dim"], tree["data"]["image_size"]) == (
+        architecture["embed_dim"], architecture["vision_cfg"]["image_size"]
+    )  # fmt: skip
+    smaller = {"layers": [1, 1, 1, 1], "width": 8} if "RN" in tower else {"layers": 2, "width": 32, "head_width": 16}
+    model = {"dim": 16, "image": {"config": {"embed_dim": 16} | smaller}, "text": {"config": WORDS["config"]}}
+    merge(tree, {"batch_size": 16, "steps": 10, "data": {"image_size": 32}, "model": model})
+    merge(tree, {"data": {"path": str(pairs_dataset.path)}})
+    run = train(resolve(load_config(tree), pairs_dataset)[0], tmp_path / "run")
+    assert_open_clip_gives_the_features(run, pairs_dataset, tmp_path / "out")
+    # eval_utils/wds_eval.py gives the weights' path beside the architecture, scale_config.model.
+    weights, place = tmp_path / "out/open_clip_model.safetensors", f"local-dir:{tmp_path / 'out'}"
+    model, _, _ = open_clip.create_model_and_transforms(place, pretrained=str(weights))
+    assert torch.equal(model.state_dict()["text.text_projection"], load_file(weights)["text.text_projection"])
 
 
 @pytest.mark.wide

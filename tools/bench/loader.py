@@ -1,7 +1,5 @@
 """Measure what this machine can feed: images per second of both loaders."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager

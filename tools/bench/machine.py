@@ -1,7 +1,5 @@
 """The machine that a figure was measured on."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure a training step: the real trainer, on random batches that lie on the device or on a dataset's own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Findings as JSON values; None for what is unknown or was not requested."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial

@@ -1,15 +1,15 @@
 """Inspect a run: collect everything requested."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
+from ...trainer.config import RANDOM
 from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
@@ -59,6 +59,12 @@ class Findings:
     """Associations of the lowest and highest temperatures, the strongest first."""
     samples: Hidden[Mapping[int, InspectedSample]] = field(default_factory=dict)
     """The samples shown with pictures, by id."""
+    page: Hidden[Path | None] = None
+    """The HTML page of the findings, if it was written."""
+
+    def _repr_html_(self) -> str:
+        text = escape(self.page.read_text("utf-8") if self.page else " ".join([*self.first_sentences, *self.notes]))
+        return f'<iframe srcdoc="{text}" style="width: 100%; height: 80vh; border: 0"></iframe>'
 
     @property
     def warnings(self) -> list[str]:
@@ -101,8 +107,6 @@ def look(
     they are kept; None: RUN/report. data: new path of the dataset.
     Raises RunError, StateStoreError, DatasetError, and ConfigError if `against` names the same snapshot.
     """
-    if with_map:  # the map draws and colours its samples by class
-        by = tuple(dict.fromkeys((*by, CLASS_COLUMN)))
 
     def read(inspection: Inspection) -> Findings:
         """Read everything that the run may delete meanwhile."""
@@ -120,15 +124,17 @@ def look(
         of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
-        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if len(inspection.planted[0]) else None
+        is_known = len(inspection.planted[0]) or RANDOM in inspection.columns
+        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if is_known else None
         return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)
     inspection, found = findings.inspection, findings.survey
-    if found is None or not found.sides:
+    if found is None or not found.visited:
         return findings
-    in_time = through_time(inspection, partial(on_progress, "temperatures of all snapshots"))
-    shown = embedding_map(inspection, found, on_progress, asked) if with_map else None
+    of_snapshots = partial(on_progress, "temperatures of all snapshots")
+    in_time = through_time(inspection, of_snapshots) if found.sides else None
+    shown = embedding_map(inspection, found, on_progress, asked, *by[:1]) if with_map else None
     return replace(findings, through_time=in_time, map=shown)
 
 

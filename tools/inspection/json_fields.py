@@ -1,7 +1,5 @@
 """Annotations that turn the fields of findings into JSON; pydantic reads them from plain dataclasses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import methodcaller

@@ -50,6 +50,17 @@ class OpenedRun:
         self.notes: list[str] = opened.notes
         """Missing parts, each with its reason."""
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        import pandas as pd
+
+        data, last = self.config.data.places, self.snapshots[-1:]
+        facts = {"run": self.path, "objective": self.config.objective.name, "dataset": data, "notes": self.notes}
+        steps = {"steps": last[0].step if last else 0, "epochs": self.config.epochs}
+        return str(pd.Series(facts | steps).to_frame().to_html(header=False))
+
     @property
     def snapshots(self) -> list[Snapshot]:
         """Current snapshots, oldest first, each with `tag`, `step` and `epoch`."""

@@ -1,7 +1,5 @@
 """Open a finished or running run read-only, with notes on what is missing, and read its state piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Summarise a run's temperatures for the terminal and for the report: sentences and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """duplicates.html: examples of the duplicates found, with their pictures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

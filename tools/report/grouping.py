@@ -1,7 +1,5 @@
 """The page's words on groups: how tau depends on their size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from ..inspection import summary

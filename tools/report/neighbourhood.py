@@ -1,7 +1,5 @@
 """The neighbours and hardest negatives of a sample, as lists for the terminal and for the pages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """RUN/report: the page on a run, and the page on single samples."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -137,13 +135,19 @@ def write_samples(
     uris = data_uris(pictures, neighbours := listed_ids(around.values()), MAX_PAGE_BYTES)
     if neighbours and pictures and not uris:
         inspection.notes.append("There is no room for pictures of neighbours on the page; ask for fewer.")
-    parts, cards = {}, Cards(listed, uris, LONGEST_TEXTS[-1])
+    parts, cards, curves = {}, Cards(listed, uris, LONGEST_TEXTS[-1]), dict[str, dict[str, list[tuple[int, float]]]]()
     for sample in samples:
         jpeg, found = pictures.get(sample.sample_id), around.get(sample.sample_id)
+        for side, ranking in found.negatives.items() if found else ():
+            if ranking.curve:
+                words = f"{sample.sample_id}, tau {summary.tau(sample.state[f'{side}/tau'])}"
+                curves.setdefault(side, {})[words] = ranking.curve
         picture = data_uri(jpeg, "image/jpeg") if jpeg else ""
         shown = listings(sample, found) if found else []
         title = f"Sample {sample.sample_id}"
         parts[title] = part("sections.html", "sample", inspection, sample, picture, shown, cards)
+    if curves:
+        parts["Weights of the negatives"] = part("sections.html", "weights", summary.settings(inspection), curves)
     name, first = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
     facts = summary.what(inspection, survey) if survey else ""
     path = folder / SAMPLES_PAGE

@@ -1,7 +1,5 @@
 """Samples on contact sheets: their pictures and facts. The page's script adds paging and enlarging."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,12 +27,7 @@ _TABLE = {
 }
 """Columns of the samples table shown on a card -> their labels."""
 _VISITS, _LOG_S, _TAU = ("visits", "{:,}"), ("log_s", "{:+.2f}"), ("tau", "{:.4f}")
-_FIGURES = {
-    "too_few_visits": (_VISITS,),
-    "stuck": (_LOG_S,),
-    "misfit": (_LOG_S,),
-    "ordinary": (_TAU, _LOG_S, _VISITS),
-}
+_FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,), "ordinary": (_TAU, _LOG_S, _VISITS)}
 """Kind -> field of the state and format of the figure on a card; the first that the state has."""
 EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""

@@ -1,7 +1,5 @@
 """JSON and parquet answers of the server: samples, their pictures and views, and selections."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import suppress

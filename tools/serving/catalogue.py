@@ -4,8 +4,6 @@ RUN/report/index/ holds texts-…/ for the dataset, state-…/ for the snapshot 
 served last, each a directory that is renamed into place once it is whole.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -167,10 +165,7 @@ def _index_texts(dataset: Dataset, on_progress: OnTask, part: Path, new: Arrays)
 
 
 def _part(
-    folder: Path,
-    about: dict[str, Any],
-    dtypes: Mapping[str, DTypeLike],
-    make: Callable[[Path, Arrays], dict[str, Any]],
+    folder: Path, about: dict[str, Any], dtypes: Mapping[str, DTypeLike], make: Callable[[Path, Arrays], dict[str, Any]]
 ) -> tuple[dict[str, Any], Arrays]:
     """Open a part of the index: its description and its arrays, [samples] each.
 

@@ -1,7 +1,5 @@
 """The server of the page: on this machine alone, read-only, and only for whoever has the address with its token."""
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

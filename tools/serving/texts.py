@@ -1,7 +1,5 @@
 """The samples' texts in SQLite: keys, captions and classes by id, and a full-text index of them."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -12,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...pipeline.dataset.samples_table import CAPTION, CAPTIONS
+from ...pipeline.dataset.samples_table import CAPTIONS
 from ...pipeline.opening import Dataset
 from ...trainer.errors import RunError
 from ..inspection import OnDone
@@ -104,14 +102,13 @@ def write_texts(dataset: Dataset, path: Path, on_progress: OnDone) -> None:
 
     Raises DatasetError.
     """
-    captions, first = CAPTIONS if dataset.index.format > 1 else CAPTION, 0
+    first = 0
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         # A file that is not whole is never read, so no journal is needed.
         file.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_MADE}")
-        for table in dataset.tables(["key", captions, "group", "uri"], _ROWS_AT_ONCE):
+        for table in dataset.tables(["key", CAPTIONS, "group", "uri"], _ROWS_AT_ONCE):
             keys, found, groups, uris = (column.to_pylist() for column in table.itercolumns())
-            lists = [each if isinstance(each, list) else [each] for each in found]
-            texts = ["\n".join(text for text in each if text) or None for each in lists]
+            texts = ["\n".join(filter(None, each or ())) or None for each in found]
             rows = list(zip(range(first, dataset.n), keys, texts, groups, uris, strict=False))
             file.execute("BEGIN")
             file.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", rows)

@@ -20,7 +20,7 @@ from ...storage.bucket_errors import is_away
 from ...storage.files import read_regular, sha256_of, write_atomically
 from ...storage.place import Place, duplicate, steps_in
 from ...storage.sealed_json import DamagedJSONError, parse, seal_document, unseal
-from ...storage.step_folders import is_step_name, step_of
+from ...storage.step_folders import step_of
 from ..errors import DamagedCheckpointError, RunError, one_line
 
 FORMAT: Final = 2
@@ -211,7 +211,7 @@ def _named(folder: Place) -> str:
         name = (folder / LATEST).read_bytes(max_bytes=100).decode("ascii", "replace").strip()
     except OSError as error:
         return f"none ({error.strerror or error})"
-    return name if is_step_name(name) else f"{name[:40]!r}, which is not step-N,"
+    return name if step_of(name) >= 0 else f"{name[:40]!r}, which is not step-N,"
 
 
 def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:

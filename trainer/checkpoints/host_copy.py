@@ -1,7 +1,5 @@
 """A host copy of a checkpoint's content. With pinned memory, making it does not wait for the GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any

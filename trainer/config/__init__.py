@@ -292,6 +292,11 @@ class ModelConfig(Section):
         return asked or ("averaged" if self.ema else "raw")
 
 
+FROZEN, RANDOM = "frozen", "pair/random_log_s"
+"""The objective of `thermopile score`, no loss and so not listed among the others; and its field of log s, summed over
+both sides, of a sample's picture with a random caption."""
+
+
 class ObjectiveConfig(BaseModel):
     """The loss. All keys except these two are settings of the objective itself (docs/objectives.md)."""
 

@@ -13,6 +13,8 @@ from ..errors import ConfigError
 from . import flat, nearest
 
 PRESETS = Path(__file__).parents[1] / "presets"
+TABLE = "table.toml"
+"""The file of PRESETS with several presets in it, each a table with the preset's name."""
 MAX_BYTES, MAX_DOTS = 1 << 18, 300
 """Limits on a settings file's size and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
@@ -79,7 +81,8 @@ def _depth(value: Any) -> int:
 
 
 def preset_names() -> list[str]:
-    return sorted(path.relative_to(PRESETS).with_suffix("").as_posix() for path in PRESETS.rglob("*.toml"))
+    files = (path.relative_to(PRESETS) for path in PRESETS.rglob("*.toml") if path.name != TABLE)
+    return sorted([*(path.with_suffix("").as_posix() for path in files), *read_toml(PRESETS / TABLE)])
 
 
 def read_preset(name: str) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
-    """Return a preset and the presets that it extends, each with its own file's settings; the base preset is first.
+    """Return a preset and the presets that it extends, each with its own settings; the base preset is first.
 
     Raises ConfigError for an unknown name, listing the presets, or if presets extend each other in a cycle.
     """
@@ -99,7 +102,7 @@ def preset_chain(name: str, extended_by: tuple[str, ...] = ()) -> list[tuple[str
         raise ConfigError(f"unknown preset {wanted}{nearest(name, known)}; available: {', '.join(known)}")
     if name in extended_by:
         raise ConfigError(f"presets extend each other in a cycle: {' → '.join((*extended_by, name))}")
-    own = read_toml(PRESETS / f"{name}.toml")
+    own = read_toml(PRESETS / TABLE).get(name) or read_toml(PRESETS / f"{name}.toml")
     base = own.pop("extends", None)
     below = [] if base is None else preset_chain(base, (*extended_by, name))
     return [*below, (name, own)]

@@ -17,16 +17,7 @@ from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .backbones import Backbone, caption_mask, recompute_alone
 from .bounds import refuse_absurd, refuse_too_large
-from .hf_directory import (
-    MODEL_TYPE,
-    PROJECTION,
-    built,
-    folder_of,
-    load_model,
-    model_class,
-    refuse_type,
-    stored_tensor,
-)
+from .hf_directory import MODEL_TYPE, PROJECTION, built, folder_of, load_model, model_class, refuse_type, stored_tensor
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
 IMAGE_MODELS: dict[str, tuple[str, dict[str, Any]]] = {

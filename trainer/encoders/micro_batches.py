@@ -78,7 +78,7 @@ class MicroBatches(OnePiece):
                 self._seed(number)
                 found.append(self._encoders(self._on_device(self._waiting[-1])))
         self._seed(0)
-        joined = _joined(found)
+        joined = joined_features(found)
         self._features = [joined.first, joined.second, *joined.local]
         for features in self._features:
             features.requires_grad_()
@@ -128,7 +128,7 @@ def _with_pixels(piece: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
     return replace(piece, views=tuple(map(change, piece.views)), local=tuple(map(change, piece.local)))
 
 
-def _joined(pieces: list[Features]) -> Features:
+def joined_features(pieces: list[Features]) -> Features:
     first, second, keys, local = zip(*pieces, strict=True)
     of_momentum = None
     if keys[0] is not None:

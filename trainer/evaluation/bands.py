@@ -1,5 +1,6 @@
-"""The classes of the training set, in bands by frequency: head, medium, tail."""
+"""The classes of the training set, in bands by frequency: head, medium, tail; scores by band, and their errors."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -71,3 +72,40 @@ def score(right: NDArray[np.bool_ | np.float64], bands: NDArray[np.int64]) -> Sc
     """Return the mean of `right`, bool or float64 [m], overall and per band; bands: int64 [m]."""
     parts = {"all": right} | {name: right[bands == band] for band, name in enumerate(BANDS)}
     return {name: float(part.mean()) if len(part) else None for name, part in parts.items()}
+
+
+def half_widths(right: NDArray[np.bool_], bands: NDArray[np.int64]) -> Scores:
+    """Return half the 95 % interval of each mean over several draws, as `estimate`; right: bool [draws, m].
+
+    bands: int64 [m]. None with fewer than two samples.
+    """
+    parts = {"all": right} | {name: right[:, bands == band] for band, name in enumerate(BANDS)}
+    return {
+        name: estimate(part.astype(np.float64), np.arange(part.shape[1]))["half_width"] if part.shape[1] > 1 else None
+        for name, part in parts.items()
+    }
+
+
+def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
+    """Return the mean of values, float64 [seeds, m], its standard errors and `half_width`, half its 95 % interval.
+
+    clusters: int64 [m], at least two, of samples that go together. `error` is of both seeds and samples; of one seed,
+    seed_error is 0. The interval is by Student's t, of seeds − 1 and of clusters − 1 degrees of freedom.
+    Variance = that of the seeds' means / seeds + that of the sums over clusters, whose samples may depend on each other
+    in any way, − that of single seeds in single clusters, which is in both.
+    Sources: Liang and Zeger (Biometrika 1986) for clusters, times count / (count − 1); Cameron, Gelbach and Miller
+    (Journal of Business & Economic Statistics 2011) for two ways.
+    """
+    from scipy.special import stdtrit
+
+    seeds, samples = values.shape
+    mean, clusters = values.mean(), np.unique(clusters, return_inverse=True)[1]
+    of_seed, of_sample = values.mean(1) - mean, values.mean(0) - mean
+    both = np.stack([np.bincount(clusters, row) for row in values - mean - of_seed[:, None] - of_sample]) / samples
+    of_cluster = np.bincount(clusters, of_sample) / samples
+    count, twice = len(of_cluster), (both**2).sum() / max(1, seeds * (seeds - 1))
+    by_seed = math.sqrt(of_seed.var() / max(1, seeds - 1))
+    by_sample = math.sqrt(max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1))
+    half_width = math.hypot(stdtrit(max(1, seeds - 1), 0.975) * by_seed, stdtrit(count - 1, 0.975) * by_sample)
+    errors = {"seed_error": by_seed, "sample_error": by_sample, "error": math.hypot(by_seed, by_sample)}
+    return {"mean": float(mean), **errors, "half_width": half_width}

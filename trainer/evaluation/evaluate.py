@@ -1,24 +1,28 @@
 """Evaluate a run's checkpoint on a training and a test set."""
 
 import logging
+import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...pipeline.dataset.index import TOKENIZER_FILE, TokenizerInfo
 from ...pipeline.dataset.samples_table import CAPTIONS
 from ...pipeline.dataset.tokenizer import load_tokenizer
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset, open_dataset
+from ...pipeline.views.recipes import Recipe
 from ...storage.files import sha256_of
 from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
@@ -31,22 +35,34 @@ from ..run.own_dataset import kept_facts
 from ..run.selection_files import check_own_copy
 from ..run_directory import RunDirectory, find_checkpoint, load_found
 from ..world import ALONE, World
-from .bands import BANDS, NONE, Classes, Scores, band_of_class, match_classes, score
+from .bands import BANDS, NONE, Classes, Scores, band_of_class, half_widths, match_classes, score
 from .features import image_features, restore_encoders, text_features
 from .prompts import read_class_names
-from .scoring import LBFGS_ITERATIONS, TEMPLATES, Vote, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
+from .scoring import MOCOV3, TEMPLATES, Vote, few_shot, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
 _log = logging.getLogger(__name__)
 _MOVED = "Give the dataset's current path with --data."
 NEIGHBOURS = (10, 20, 100, 200)
-WEIGHTED = Vote(200, 0.07)
-"""Weighted k-NN as the papers report it, from Wu et al. (CVPR 2018) on."""
+WEIGHTED = 0.07
+"""Temperature of weighted k-NN in Wu et al. (CVPR 2018)."""
 RECALL_AT = (1, 5, 10)
+TOP = (3, 5)
 
 Network = Literal["online", "momentum"]
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the name of the task, the amount done and the total."""
+
+
+class Probes(NamedTuple):
+    """Which linear probes to train besides those that need no choice."""
+
+    shots: Sequence[int] = ()
+    """Training samples a class of few-shot probes."""
+    draws: int = 3
+    """Of these samples; AUC-CL and DeCL have three."""
+    augment: Recipe | None = None
+    """Of the views of another probe, which take the encoder MOCOV3.epochs passes over the training set."""
 
 
 @dataclass
@@ -58,10 +74,13 @@ class Evaluation:
     test: Dataset
     classes: Classes
     scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
-    """By method and variant: knn (10, 20, …, 200_weighted), probe (lbfgs, sgd), image_to_text and text_to_image (recall
-    at 1, 5, 10), zero_shot (top1, top5, mean_per_class)."""
+    """By method and variant: knn (10, 20, …, 200_weighted), probe (lbfgs, sgd, sgd_90, sgd_90_views), few_shot (by
+    samples a class), image_to_text and text_to_image (recall at 1, 5, 10), zero_shot (top1, 3, 5, mean_per_class)."""
+    half_widths: dict[str, dict[str, Scores]] = field(default_factory=dict)
+    """Of few_shot: half the 95 % interval of each score."""
     right: dict[tuple[str, str], tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
-    """By method and variant but mean_per_class: what was right, bool [x], and the test sample of each, int64 [x]."""
+    """By method and variant but few_shot and mean_per_class: what was right, bool [x], and of which test samples, int64
+    [x]."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
     forgotten: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -86,6 +105,14 @@ class Evaluation:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
         self.right[method, str(variant)] = right, of
         self.scores.setdefault(method, {})[str(variant)] = score(right, self.classes.test_bands[of])
+
+    def frame(self) -> pd.DataFrame:
+        """Return the scores, from 0 to 1, by method and variant, in columns `all`, `head`, `medium`, `tail`."""
+        rows = {(method, name): of for method, variants in self.scores.items() for name, of in variants.items()}
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    def _repr_html_(self) -> str:
+        return str(self.frame().to_html(float_format="{:.1%}".format))
 
     @property
     def not_classified(self) -> str | None:
@@ -114,7 +141,7 @@ def evaluate(
     templates: Sequence[str] = TEMPLATES,
     classnames: str | None = None,
     allow_code: bool = False,
-    with_probes: bool = True,
+    probes: Probes | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint, `latest` or step-N, by every method that its mode and the datasets allow.
@@ -163,7 +190,7 @@ def evaluate(
         result.notes.append("Scores of the trained network; --network momentum gives those of its moving average.")
     device = device_named("auto")  # a run trained on a GPU can be evaluated without a GPU
     given = encoders.to(device), config.data, device, tokenizer, templates
-    score_encoders(result, *given, names, with_probes=with_probes, on_progress=on_progress)
+    score_encoders(result, *given, names, probes=probes, on_progress=on_progress)
     return result
 
 
@@ -197,7 +224,7 @@ def score_encoders(
     templates: Sequence[str] = TEMPLATES,
     names: Sequence[str] | None = None,
     *,
-    with_probes: bool = True,
+    probes: Probes | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
     world: World = ALONE,
 ) -> None:
@@ -205,14 +232,24 @@ def score_encoders(
 
     data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
     names: of the classes in `result.named`, for prompts; None: their own, with blanks for underscores.
-    world: its ranks share the encoding, then the first scores; all call this.
+    probes: None: none. world: its ranks share the encoding, then the first scores; all call this.
     Raises DatasetError and RunError as image_features does.
     """
+    scored = encoders.image if encoders.text is not None else encoders.image.backbone
+    trained = recipe_named(data.recipe)
 
     def pictures(of: Dataset, what: str, ids: NDArray[np.int64] | None = None) -> Tensor:
-        view = (recipe_named(data.recipe), data.image_size, device)
-        scored = encoders.image if encoders.text is not None else encoders.image.backbone
-        return image_features(scored, of, *view, partial(on_progress, what), world, ids)
+        view = (trained, data.image_size, device)
+        return image_features(scored, of, *view, partial(on_progress, what), world, ids, unit_norm=False)
+
+    def views(recipe: Recipe, epoch: int) -> Tensor:
+        view = (recipe.model_copy(update={"mean": trained.mean, "std": trained.std}), data.image_size, device)
+
+        def show(done: int, total: int) -> None:
+            on_progress("linear probe, augmented views", epoch * total + done, MOCOV3.epochs * total)
+
+        ids = result.neighbours
+        return image_features(scored, result.train, *view, show, sample_ids=ids, epoch=epoch, unit_norm=False)
 
     def texts(of: Sequence[str], what: str) -> Tensor | None:
         if encoders.text is None or tokenizer is None or not of:
@@ -239,7 +276,8 @@ def score_encoders(
     if not world.is_first:
         return
     if train_images is not None:
-        _classify(result, train_images, test_images, with_probes, on_progress)
+        _classify(result, train_images, test_images, probes, views, on_progress)
+    test_images = F.normalize(test_images, dim=-1)
     if encoders.text is None or tokenizer is None:
         result.notes.append("The run has no text encoder, so there are no retrieval and no zero-shot scores.")
         return
@@ -278,11 +316,22 @@ def tokenizer_of(
 
 
 def _classify(
-    result: Evaluation, train: Tensor, test_images: Tensor, with_probes: bool, on_progress: OnProgress
+    result: Evaluation,
+    train: Tensor,
+    test_images: Tensor,
+    probes: Probes | None,
+    views: Callable[[Recipe, int], Tensor],
+    on_progress: OnProgress,
 ) -> None:
-    """k-NN and probes on the features of `neighbours` and all test samples, float32 [n, d] and [m, d]."""
+    """k-NN and probes on the features of `neighbours` and all test samples, float32 [n, d] and [m, d].
+
+    views: returns features of augmented views of `neighbours` in an epoch.
+    """
     labelled = np.flatnonzero(result.classes.test != NONE)
     test, truth = test_images[labelled], result.classes.test[labelled]
+    norms = [features.norm(dim=1, keepdim=True).clamp_min(1e-12) for features in (train, test)]
+    train.div_(norms[0])  # in place: the training set's features may be large
+    test.div_(norms[1])
     labels = torch.from_numpy(result.classes.train[result.neighbours]).to(train.device)
 
     def add(method: str, variant: object, predicted: Tensor) -> None:
@@ -294,18 +343,38 @@ def _classify(
             f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} samples with a class."
         )
     if ks:
-        votes = [*map(Vote, ks), *([WEIGHTED] if WEIGHTED.k in ks else [])]
+        votes = [Vote(k, tau) for tau in (math.inf, WEIGHTED) for k in ks]
         for vote, predicted in knn(train, labels, test, votes, partial(on_progress, "k-NN")).items():
-            add("knn", f"{vote.k}_weighted" if vote == WEIGHTED else vote.k, predicted)
-    if not with_probes:
+            add("knn", f"{vote.k}_weighted" if vote.tau == WEIGHTED else vote.k, predicted)
+    if probes is None:
         return
     on_progress("linear probe, L-BFGS", 0, 1)
     predicted, converged = lbfgs_probe(train, labels, test)
     on_progress("linear probe, L-BFGS", 1, 1)
     add("probe", "lbfgs", predicted)
-    if not converged:
-        result.notes.append(f"The L-BFGS probe had not converged after {LBFGS_ITERATIONS:,} iterations.")
     add("probe", "sgd", sgd_probe(train, labels, test, partial(on_progress, "linear probe, SGD")))
+    for shots in probes.shots:
+        right = []
+        for draw in range(probes.draws):
+            few = few_shot(labels, shots, seed=draw)
+            predicted, is_done = lbfgs_probe(train[few], labels[few], test)
+            right.append(predicted.numpy() == truth)
+            converged &= is_done
+            on_progress(f"few-shot probes, {shots} a class", draw + 1, probes.draws)
+        bands = result.classes.test_bands[labelled]
+        result.scores.setdefault("few_shot", {})[str(shots)] = score(np.mean(right, axis=0), bands)
+        result.half_widths.setdefault("few_shot", {})[str(shots)] = half_widths(np.array(right), bands)
+        if fewer := int((labels.bincount() < shots).sum()):
+            result.notes.append(f"Few-shot probes take all samples of {fewer:,} classes with fewer than {shots}.")
+    if not converged:
+        result.notes.append("A probe by L-BFGS had not converged when it reached its limit of iterations.")
+    train.mul_(norms[0])
+    test.mul_(norms[1])
+    slow = partial(on_progress, "linear probe, SGD of 90 epochs")
+    add("probe", "sgd_90", sgd_probe(train, labels, test, slow, MOCOV3))
+    if probes.augment:
+        shown = partial(views, probes.augment)
+        add("probe", "sgd_90_views", sgd_probe(shown, labels, test, lambda done, total: None, MOCOV3))
 
 
 def all_captions(dataset: Dataset) -> list[tuple[int, str]]:
@@ -353,9 +422,10 @@ def _name_classes(result: Evaluation, images: Tensor, templates: Sequence[str], 
     similarity = zero_shot(images[labelled], named.names, templates, lambda prompts: texts)
     right = similarity.argmax(1).cpu().numpy() == truth
     result.add("zero_shot", "top1", right, labelled)
-    if len(named.names) >= 5:
-        nearest = similarity.topk(5).indices.cpu().numpy()
-        result.add("zero_shot", "top5", (nearest == truth[:, None]).any(1), labelled)
+    for k in TOP:
+        if len(named.names) >= k:
+            nearest = similarity.topk(k).indices.cpu().numpy()
+            result.add("zero_shot", f"top{k}", (nearest == truth[:, None]).any(1), labelled)
     _, first, of = np.unique(truth, return_index=True, return_inverse=True)
     recall = np.bincount(of, right) / np.bincount(of)
     result.scores["zero_shot"]["mean_per_class"] = score(recall, result.classes.test_bands[labelled[first]])

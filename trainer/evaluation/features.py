@@ -85,16 +85,20 @@ def image_features(
     on_progress: OnCount,
     world: World = ALONE,
     sample_ids: NDArray[np.int64] | None = None,
+    *,
+    epoch: int | None = None,
+    unit_norm: bool = True,
 ) -> Tensor:
-    """Return the features of n images, all in id order or the chosen ones, float32 [n, d] on `device`, rows of norm 1.
+    """Return the features of n images, all in id order or the chosen ones, float32 [n, d] on `device`.
 
     on_progress: called with the number of images done, and n. world: its ranks take turns with the batches; all call
-    this, and the first has the result. Raises DatasetError for an image that does not decode, RunError if a feature is
-    not finite or another rank fails.
+    this, and the first has the result. epoch: of an augmented view, as the recipe draws it; None: the image itself.
+    unit_norm: whether features are divided by their norm. Raises DatasetError for an image that does not decode,
+    RunError if a feature is not finite or another rank fails.
     """
-    view = (evaluation_recipe(recipe), image_size, device)
+    view = (evaluation_recipe(recipe) if epoch is None else recipe, image_size, device)
     ids = np.arange(dataset.n) if sample_ids is None else sample_ids
-    made = _of_samples(encoder, None, dataset, ids, *view, world=world)
+    made = _of_samples(encoder, None, dataset, ids, *view, epoch=epoch or 0, unit_norm=unit_norm, world=world)
     return _together(made, len(ids), on_progress, world)[0].to(device)
 
 
@@ -159,6 +163,7 @@ def _of_samples(
     *,
     rows: int = BATCH,
     views: int = 1,
+    epoch: int = 0,
     tokens: Iterator[Tensor] | None = None,
     unit_norm: bool = True,
     world: World = ALONE,
@@ -177,7 +182,7 @@ def _of_samples(
     asked: dict[str, Any] = {"recipe": recipe, "image_size": image_size, "views": views, "workers": world.cores}
 
     def make(first: int) -> tuple[Batch, Arriving | None]:
-        batch = maker.make(sample_ids[first : first + rows], epoch=0)
+        batch = maker.make(sample_ids[first : first + rows], epoch=epoch)
         batch = replace(batch, tokens=next(tokens)) if tokens else batch
         return batch, copies.upload([view.pin_memory() for view in batch.views]) if copies else None
 

@@ -107,7 +107,7 @@ class OnlineEvaluation:
             # Without the run's TF32, as `thermopile eval` scores.
             with evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(self.device.type):
                 given = self.data, self.device, self.tokenizer, self.templates
-                how: dict[str, Any] = {"with_probes": False, "on_progress": stop_if_asked, "world": self.world}
+                how: dict[str, Any] = {"on_progress": stop_if_asked, "world": self.world}
                 score_encoders(result, encoders, *given, **how)
         except (DatasetError, RunError, OSError) as error:
             failure = error

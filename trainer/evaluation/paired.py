@@ -8,37 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...pipeline.opening import Dataset
-from .bands import BANDS
+from .bands import BANDS, estimate
 from .evaluate import Evaluation, all_captions
 
 Differences = dict[str, dict[str, dict[str, dict[str, float] | None]]]
 """By method, variant, and band or class: what `estimate` returns of B − A, the means `a` and `b`, `unpaired_error` and
 `unpaired_half_width`, if A and B had samples and seeds of their own, and `queries`; None without two clusters."""
-
-
-def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
-    """Return the mean of values, float64 [seeds, m], its standard errors and `half_width`, half its 95 % interval.
-
-    clusters: int64 [m], at least two, of samples that go together. `error` is of both seeds and samples; of one seed,
-    seed_error is 0. The interval is by Student's t, of seeds − 1 and of clusters − 1 degrees of freedom.
-    Variance = that of the seeds' means / seeds + that of the sums over clusters, whose samples may depend on each other
-    in any way, − that of single seeds in single clusters, which is in both.
-    Sources: Liang and Zeger (Biometrika 1986) for clusters, times count / (count − 1); Cameron, Gelbach and Miller
-    (Journal of Business & Economic Statistics 2011) for two ways.
-    """
-    from scipy.special import stdtrit
-
-    seeds, samples = values.shape
-    mean, clusters = values.mean(), np.unique(clusters, return_inverse=True)[1]
-    of_seed, of_sample = values.mean(1) - mean, values.mean(0) - mean
-    both = np.stack([np.bincount(clusters, row) for row in values - mean - of_seed[:, None] - of_sample]) / samples
-    of_cluster = np.bincount(clusters, of_sample) / samples
-    count, twice = len(of_cluster), (both**2).sum() / max(1, seeds * (seeds - 1))
-    by_seed = math.sqrt(of_seed.var() / max(1, seeds - 1))
-    by_sample = math.sqrt(max(0.0, (of_cluster**2).sum() - twice) * count / (count - 1))
-    half_width = math.hypot(stdtrit(max(1, seeds - 1), 0.975) * by_seed, stdtrit(count - 1, 0.975) * by_sample)
-    errors = {"seed_error": by_seed, "sample_error": by_sample, "error": math.hypot(by_seed, by_sample)}
-    return {"mean": float(mean), **errors, "half_width": half_width}
 
 
 def caption_clusters(dataset: Dataset) -> NDArray[np.int64]:

@@ -14,11 +14,24 @@ MAX_SIMILARITIES = 1 << 24
 """Similarities held at once: 64 MiB of float32, and a few times that for derived values."""
 
 LBFGS_ITERATIONS = 1000
+MOMENTUM, DROP = 0.9, 0.2
 
-# The SGD probe: iSogCLR (ICML 2023), linear evaluation.
-EPOCHS, BATCH, LEARNING_RATE, MOMENTUM = 100, 256, 30.0, 0.9
-DROPS, DROP = (40, 60, 80), 0.2
-"""Epochs before which the learning rate is multiplied by DROP."""
+
+class Sgd(NamedTuple):
+    """How a linear classifier is trained by SGD, with MOMENTUM and without weight decay."""
+
+    epochs: int
+    batch: int
+    rate: float
+    drops: tuple[int, ...] = ()
+    """Epochs before which the rate is multiplied by DROP; without any it falls to 0 along a cosine, epoch by epoch."""
+    nesterov: bool = False
+
+
+ISOGCLR = Sgd(100, 256, 30.0, (40, 60, 80), nesterov=True)
+"""iSogCLR (ICML 2023), linear evaluation. It does not state the momentum; 0.9 as in MoCo, the recipe's origin."""
+MOCOV3 = Sgd(90, 1024, 0.4)
+"""MoCo v3 (main_lincls.py), followed by AUC-CL and DeCL: a rate of 0.1 for 256 samples in a batch."""
 
 TEMPLATES = ("a photo of a {}",)
 PLACE = re.compile(r"\{(lower)?\}")
@@ -83,32 +96,50 @@ def lbfgs_probe(train: Tensor, labels: Tensor, test: Tensor) -> tuple[Tensor, bo
     return predicted, int(model.n_iter_.max()) < LBFGS_ITERATIONS
 
 
-def sgd_probe(train: Tensor, labels: Tensor, test: Tensor, on_progress: OnCount, seed: int = 0) -> Tensor:
-    """Predict classes by the papers' recipe: SGD with Nesterov momentum, no weight decay, step decay of the rate.
+def sgd_probe(
+    train: Tensor | Callable[[int], Tensor],
+    labels: Tensor,
+    test: Tensor,
+    on_progress: OnCount,
+    how: Sgd = ISOGCLR,
+    seed: int = 0,
+) -> Tensor:
+    """Predict classes by a linear classifier, that of the last epoch: int64 [m].
 
-    train, test: float32 [n, d] and [m, d], rows of norm 1, which this high a learning rate requires. labels: int64 [n],
-    from 0. Returns int64 [m], from the last epoch's classifier. `seed` determines the order of the samples.
-    Source: iSogCLR (ICML 2023), which does not state the momentum; 0.9 as in MoCo, the recipe's origin.
+    train: float32 [n, d], or a function that returns the features of an epoch, from 0. test: float32 [m, d]. ISOGCLR's
+    high rate requires rows of norm 1. labels: int64 [n], from 0. `seed` determines the order of the samples.
     """
-    model = nn.Linear(train.shape[1], int(labels.max()) + 1, device=train.device)
+    model = nn.Linear(test.shape[1], int(labels.max()) + 1, device=test.device)
     nn.init.zeros_(model.weight)  # the loss is convex: there is no symmetry to break
     nn.init.zeros_(model.bias)
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, nesterov=True)
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(DROPS), DROP)
+    optimizer = torch.optim.SGD(model.parameters(), how.rate, MOMENTUM, nesterov=how.nesterov)
+    schedule: torch.optim.lr_scheduler.LRScheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
+    if how.drops:
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(how.drops), DROP)
     generator = torch.Generator().manual_seed(seed)
-    for epoch in range(EPOCHS):
-        shuffled = torch.randperm(len(train), generator=generator).to(train.device)
-        for first in range(0, len(train), BATCH):
-            rows = shuffled[first : first + BATCH]
-            loss = F.cross_entropy(model(train[rows]), labels[rows])
+    for epoch in range(how.epochs):
+        features = train if isinstance(train, Tensor) else train(epoch)
+        shuffled = torch.randperm(len(labels), generator=generator).to(labels.device)
+        for first in range(0, len(labels), how.batch):
+            rows = shuffled[first : first + how.batch]
+            loss = F.cross_entropy(model(features[rows]), labels[rows])
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         schedule.step()
-        on_progress(epoch + 1, EPOCHS)
+        on_progress(epoch + 1, how.epochs)
     with torch.inference_mode():
         predicted: Tensor = model(test).argmax(1)
     return predicted
+
+
+def few_shot(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Return the places of `count` random samples of each class, or all of a smaller one's; labels: int64 [n]."""
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    by_class = shuffled[labels[shuffled].argsort(stable=True)]
+    sizes = labels.bincount()
+    starts = (sizes.cumsum(0) - sizes)[labels[by_class]]
+    return by_class[torch.arange(len(labels), device=labels.device) - starts < count]
 
 
 @torch.inference_mode()

@@ -4,8 +4,6 @@ A reader skips partial lines, and lines that do not match their checksum: the fi
 run may truncate it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math

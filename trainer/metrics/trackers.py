@@ -1,7 +1,5 @@
 """Trackers: other places for the lines of metrics.jsonl, such as W&B, fed by a thread that the run never waits for."""
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets

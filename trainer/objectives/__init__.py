@@ -6,13 +6,14 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ..config import nearest
+from ..config import FROZEN, nearest
 from ..plugins import is_plugin, load_plugin
 from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip, Cyclip, Siglip
 from .decl import Decl
 from .fastclip import FastclipV0, FastclipV1, FastclipV2, FastclipV3
+from .frozen import Frozen
 from .gathering import Frame, GlobalBatch
 from .isogclr import Isogclr
 from .ntxent import Dcl, Dclw, Flatnce, MocoV3, Simclr, Simco
@@ -81,6 +82,8 @@ def objective_class(name: str) -> type[Objective]:
                 "objective 'tempnet' is no longer here: examples/predicted_temperature.py is its loss, with a network "
                 "of your own; a run of tempnet goes on only with the version that began it"
             )
+        if name == FROZEN:  # of `thermopile score`, which trains nothing
+            return Frozen
         if name not in OBJECTIVES:
             near = nearest(name, OBJECTIVES)
             raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")

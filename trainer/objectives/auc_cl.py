@@ -1,4 +1,7 @@
-"""AUC-CL: a contrastive loss that maximises the area under the ROC curve (Sharma et al., ICLR 2024)."""
+"""AUC-CL: a contrastive loss that maximises the area under the ROC curve (Sharma et al., ICLR 2024).
+
+Eq 8, and with learn_a and learn_alpha the min-max problem of eq 5 to 7.
+"""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -6,7 +9,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from torch import Tensor
 
-from .base import Objective, Outcome, Progress, Settings, scalar_parameter
+from .base import Objective, Outcome, Progress, Settings, scalar_parameter, slope
 from .contrastive import PowerSums
 from .gathering import Frame
 
@@ -15,13 +18,19 @@ class AucClSettings(Settings, frozen=True):
     """Settings of AUC-CL. The defaults are eq 8; the authors' code has another form (docs/method.md)."""
 
     a: float = Field(default=1.0, gt=0.0, le=20.0)
-    """Target similarity of positives, in (0, 20]; fixed. AUC-CL eq 8; 10 in the authors' code."""
+    """Target similarity of positives, in (0, 20]; the initial value if it is learned. AUC-CL eq 8; 10 in the authors'
+    code."""
+    learn_a: bool = False
+    """Learn a, as in eq 7, where it tends to the positives' mean similarity."""
     b: float = Field(default=0.0, ge=-1.0, le=1.0)
     """Target similarity of negatives, in [-1, 1]; the initial value if it is learned. AUC-CL eq 8."""
     learn_b: bool = True
     """Learn b, as in eq 8; the authors' ImageNet runs keep it at 0."""
     alpha: float = Field(default=0.5, ge=0.0)
-    """Margin, 0 or more; 0.1 to 1 train, 0 collapses. AUC-CL table 11."""
+    """Margin, 0 or more; 0.1 to 1 train, 0 collapses. AUC-CL table 11. The initial value if it is learned."""
+    learn_alpha: bool = False
+    """Learn alpha by gradient ascent, as in eq 5 to 7, where it tends to 1 minus the positives' mean similarity plus
+    the mean sum of the negatives', of either sign."""
     similarity: Literal["cos", "shifted"] = "cos"
     """The cosine, or (1 + cosine) / 2, as in the authors' code."""
     negatives: Literal["sum", "weighted"] = "sum"
@@ -47,15 +56,19 @@ class AucCl(Objective):
     has_local = True
     is_whole = True
     settings: AucClSettings
+    a: Tensor
+    b: Tensor
+    alpha: Tensor
 
     def __init__(self, mode: str, settings: AucClSettings) -> None:
         super().__init__(mode, settings)
         self.across = settings.views == "across"
-        b = scalar_parameter(settings.b)
-        if settings.learn_b:
-            self.b = b
-        else:
-            self.register_buffer("b", b.detach(), persistent=False)
+        for name in ("a", "b", "alpha"):
+            value = scalar_parameter(getattr(settings, name))
+            if getattr(settings, f"learn_{name}"):
+                self.register_parameter(name, value)
+            else:
+                self.register_buffer(name, value.detach(), persistent=False)
 
     def check_frame(self, keys: bool, local: int) -> None:
         super().check_frame(keys, local)
@@ -65,16 +78,18 @@ class AucCl(Objective):
     def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         settings, pairs = self.settings, self.compared(frame)
         positive, total, squares, peak = PowerSums.apply(frame.views, pairs, frame.ranks)  # type: ignore[no-untyped-call]
-        a, b, alpha, negatives = settings.a, self.b.clone().to(positive.dtype), settings.alpha, pairs.negatives
-        margin = positive - peak
+        a, b, alpha = (each.clone().to(positive.dtype) for each in (self.a, self.b, self.alpha))
+        alpha = alpha - 2 * slope(alpha)  # eq 7's maximum: its gradient is reversed, as optimisers descend
+        margin, negatives = positive - peak, pairs.negatives
         if settings.similarity == "shifted":
             squares = (negatives + 2 * total + squares) / 4
             positive, total = (1 + positive) / 2, (negatives + total) / 2
-        # eq 8; w is 1 there
+        # eq 8, where w is 1, and eq 7, in whose last term the batch's means are a(w) and b(w), as it is linear in them
         w = 1.0 if settings.negatives == "sum" else settings.p / (pairs.batch * (1 if self.across else 2))
         from_b = squares - 2 * b * total + negatives * b.square()  # the mean over anchors of sum_z (s_z - b)²
         loss = (positive - a).square().mean() + w * from_b + 2 * alpha * (1 - positive.mean() + w * total) - alpha**2
-        return Outcome(loss, {}, {"b": self.b.detach().clone()} | self.retrieval(margin))
+        learned = {name: value.detach().clone() for name, value in (("b", self.b), *self.named_parameters())}
+        return Outcome(loss, {}, learned | self.retrieval(margin))
 
     def project(self) -> None:
         self.b.clamp_(-1.0, 1.0)

@@ -163,6 +163,9 @@ class Objective(nn.Module):
     is_whole: ClassVar[bool] = False
     """Whether `loss` is of the global batch, the same on every rank, instead of the mean over this rank's samples."""
 
+    is_frozen: ClassVar[bool] = False
+    """Whether nothing is trained: the encoders are in evaluation mode, and every sample is served."""
+
     known: ClassVar[Mapping[str, type["Objective"]]] = {}
     """All objectives by name, for messages; the registry sets it."""
 
@@ -221,8 +224,9 @@ class Objective(nn.Module):
             raise ValueError(f"{self._named} takes no keys of a momentum encoder in mode bimodal; unimodal: {others}")
         if not keys and self.keys == "always":
             raise ValueError(f"{self._named} needs the keys of a momentum encoder")
-        if local and not self.has_local:
-            raise ValueError(f"{self._named} takes no local views; valid: {self._others('has_local', False)}")
+        if local and (not self.has_local or len(self.sides) == 2):
+            others = self._others("has_local", False)
+            raise ValueError(f"{self._named} takes no local views; valid, in mode unimodal: {others}")
 
     def check_weights(self) -> None:
         """Raise ValueError unless the objective supports sample weights."""

@@ -255,12 +255,12 @@ class Contrastive(Objective):
         return {}
 
     def pool(self, of_anchors: Tensor) -> Tensor:
-        """Average over the anchors that share a row of state: [2, b] -> [sides, b]."""
+        """Average over the anchors that share a row of state: [k, b] -> [sides, b]."""
         return of_anchors if len(self.sides) == 2 else of_anchors.mean(0, keepdim=True)
 
     def pool_log(self, of_anchors: Tensor) -> Tensor:
         """As `pool`, for values given as logarithms."""
-        return of_anchors if len(self.sides) == 2 else of_anchors.logsumexp(0, keepdim=True) - math.log(2)
+        return of_anchors if len(self.sides) == 2 else of_anchors.logsumexp(0, keepdim=True) - math.log(len(of_anchors))
 
     def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
         targets, own, pairs = frame.targets, frame.own, self.compared(frame)

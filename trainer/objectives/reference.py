@@ -4,7 +4,8 @@ Nobody trains with it. `isogclr.py` computes the same in less memory and on seve
 `tests/trainer/objectives/test_reference.py` compares it with this file, and `benchmarks/objective.py` compares their
 speed. Source: Z.-H. Qiu et al., ICML 2023, algorithm 1; all equation numbers are the paper's. Four points differ:
 
-- the weights and the temperatures' gradients use the new s, as the authors' code does; the paper writes the old one;
+- eq 13, 14 and 19 to 21, the temperatures' gradients and the weights, have the new s, that of eq 12, 17 and 18, as in
+  the authors' code; the paper writes the old one;
 - a sample's first visit sets s to g, since no start of s is right for every sample;
 - the temperature's gradient is clipped before it enters u, as in the code;
 - the 1/n of eq 13 is part of eta.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -198,6 +198,16 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
                 yield Window(first_step + window.first_step, first_step + window.last_step, window.blocks)
 
 
+def reading_ahead(
+    config: DataConfig, dataset: Dataset, served: Order | Selected, windows: Iterator[Window], world: World
+) -> AbstractContextManager[None]:
+    """Return a context in which the windows' samples are fetched ahead; it does nothing for a dataset on disk."""
+    cache = DatasetCache.of(config, dataset, world)
+    if cache is None or config.loader == "synthetic":
+        return nullcontext()
+    return dataset.files.expect(windows, served, cache.limit)
+
+
 def _samples(data: DataConfig, dataset: Dataset) -> int:
     return rows_of(data.select) if data.select else dataset.n
 
@@ -246,7 +256,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
             f"{order.block_rows:,} rows. Set state.memory_budget to at least "
             f"{math.ceil(order.live_rows / world.size) * row_bytes:,}, or to none"
         )
-    return order
+    return order.serving_all() if objective.is_frozen else order
 
 
 def lowest_shares(data: DataConfig) -> list[int]:

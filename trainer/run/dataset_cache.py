@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...pipeline.opening import Dataset
 from ...pipeline.order.order import Order
+from ...storage.files import free_bytes
 from ..config import DataConfig
 from ..errors import ConfigError
 from ..world import World
@@ -36,9 +37,9 @@ class DatasetCache:
         """Return the cache that the settings allow; None if the dataset is on disk."""
         if (beton_bytes := dataset.files.beton_bytes()) is None:
             return None
-        from ...pipeline.remote.cache_folder import free_bytes
+        from ...pipeline.remote.files import cache_root
 
-        limit = config.cache or free_bytes() // 2 // world.local_size
+        limit = config.cache or free_bytes(cache_root()) // 2 // world.local_size
         return cls(str(dataset.place), limit, config.cache is not None, dataset.first_id, beton_bytes, world.size)
 
     @property

@@ -8,14 +8,16 @@ from pydantic import BaseModel, Field
 from ...pipeline.dataset.index import TokenizerInfo
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset, Mixture, open_dataset
+from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Places
 from ...storage.sealed_json import seal_document
+from ...storage.selection import ABOUT, Selection
 from ..checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ..config import TrainConfig
 from ..errors import RunError
 from ..lineage import read_facts
 from ..run_directory import RunDirectory
-from .selection_files import selects
+from .selection_files import selects, write_selection
 
 
 class TrainedOn(BaseModel, frozen=True, extra="forbid"):
@@ -36,6 +38,18 @@ def keep_facts(run: RunDirectory, dataset: Dataset) -> None:
     fingerprints = tuple(part.index.fingerprint for part in parts)
     facts = TrainedOn(fingerprints=fingerprints, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest)
     run.trained_on.rewrite(seal_document(facts.model_dump()))
+
+
+def write_own_files(config: TrainConfig, run: RunDirectory, dataset: Dataset, selection: Selection | None) -> None:
+    """Write a new run's facts of its dataset, and its own copy of what it selects. Raises as `write_selection`."""
+    keep_facts(run, dataset)
+    # What a killed or refused start left would be taken for this run's; all else may be someone's.
+    run.selection.remove([ABOUT, MIXTURE])
+    run.selection.remove_leftovers()
+    if isinstance(selection, MixedRows):
+        selection.write(run.selection)
+    elif selection is not None:
+        write_selection(config.data, dataset, run.selection)
 
 
 def kept_facts(run: RunDirectory) -> TrainedOn | None:

@@ -17,13 +17,7 @@ from ...state_store.ranks import agreement
 from ...state_store.store import writer_lock
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
-from ..checkpoints.checkpoint_files import (
-    CheckpointInfo,
-    Loaded,
-    latest_checkpoint,
-    load_latest,
-    read_info,
-)
+from ..checkpoints.checkpoint_files import CheckpointInfo, Loaded, latest_checkpoint, load_latest, read_info
 from ..checkpoints.tensors import join, take_apart
 from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of

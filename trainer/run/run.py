@@ -1,7 +1,5 @@
 """A run's parts and records, for any training loop: `Trainer` has ours, and a user's loop works the same way."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -21,9 +19,8 @@ from ...pipeline.order.order import Selected
 from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
 from ...state_store.ranks import agreement
 from ...storage.gpu_copies import CudaDevice, Pace
-from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Lock, Places, place_of
-from ...storage.selection import ABOUT, Selection
+from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import Loaded, checkpoints_in, latest_checkpoint, remove_checkpoints
 from ..checkpoints.tensors import take_apart
 from ..config import TrainConfig, data_at
@@ -34,8 +31,6 @@ from ..errors import ConfigError, NotFiniteError, RanksLostError, RunError, Trai
 from ..metrics.metrics_log import MetricsLog, Scalar
 from ..metrics.step_clock import StepClock
 from ..metrics.trackers import Trackers, makers_of
-from ..objectives import Progress
-from ..objectives.base import WEIGHT
 from ..plugins import is_directory
 from ..precision import fast_kernels
 from ..run_directory import RunDirectory
@@ -46,14 +41,15 @@ from .build import (
     open_loader,
     parts_of,
     pieces_per_step,
+    reading_ahead,
     refusals,
     windows_from,
 )
 from .checkpoint_writer import Checkpointer
-from .dataset_cache import DatasetCache
-from .own_dataset import keep_facts
+from .own_dataset import keep_facts, write_own_files
 from .restoring import find_start, newest, restore, state_to_grow, take_lock, warn_of_changes
-from .selection_files import selects, write_selection
+from .sample_rows import SampleRows
+from .selection_files import selects
 from .starting import Request, start
 
 FIRST_IDS = 8
@@ -69,7 +65,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object: ...
 
 
-class Run:
+class Run(SampleRows):
     """A run, new or resumed: dataset, order, encoders, objective, samples' state, metrics and checkpoints.
 
     In a user's loop, each step takes a batch from `batches()` and its state from `take`, passes the new state to `put`
@@ -189,12 +185,9 @@ class Run:
         with agreement(world.slow_group, ConfigError):
             if resume and world.is_first and self.selection is not None:
                 self.refuse_thin_steps(self.selection.without)
-        self.store.expect(windows_from(self.steps_done, self.order, config.epochs, world))
-        cache = DatasetCache.of(config.data, self.dataset, world)
-        if cache is not None and config.data.loader != "synthetic":  # read ahead until the run is closed
-            windows = windows_from(self.steps_done, self.order, config.epochs, world)
-            opened.enter_context(self.dataset.files.expect(windows, self.served, cache.limit))
-        self._prefetched = self.steps_done + 1  # number of steps whose rows need no prefetch
+        self.expect_coming_rows()
+        windows = windows_from(self.steps_done, self.order, config.epochs, world)
+        opened.enter_context(reading_ahead(config.data, self.dataset, self.served, windows, world))
         self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
         opened.callback(self.checkpointer.close)
@@ -205,18 +198,8 @@ class Run:
         Without a checkpoint the state is created, or returned to its initial values if a run was killed before its
         first checkpoint.
         """
-        config, run, world, order = self.config, self.locked_directory, self.world, self.order
-        settings: dict[str, Any] = {
-            "samples": order.rows.about.kept if isinstance(order, MixedOrder) else order.samples,
-            "fields": self.objective.fields,
-            "dataset_fingerprint": self.dataset.index.fingerprint,
-            "selection": self.selection,
-            "device": self.device,
-            "memory_budget": config.state.memory_budget,
-            "ranks": world.snapshots,
-            "owned": order.rank_ids(world.rank, world.size),
-            "lock": lock,
-        }
+        config, run, world = self.config, self.locked_directory, self.world
+        settings = self.store_settings() | {"lock": lock}
         if start is None:
             if world.control.broadcast(world.is_first and run.has_state):
                 return StateStore.open(run.state, at="step-0", **settings), None
@@ -224,7 +207,7 @@ class Run:
             if config.init.state:
                 with agreement(world.control, RunError):
                     carried = state_to_grow(config, self.dataset, self.objective)
-            return StateStore.create(run.state, block_rows=order.block_rows, carried=carried, **settings), None
+            return StateStore.create(run.state, block_rows=self.order.block_rows, carried=carried, **settings), None
         while True:
             try:
                 store = StateStore.open(run.state, at=start.info.snapshot, **settings)
@@ -295,15 +278,8 @@ class Run:
         return run
 
     def _write_own_files(self) -> None:
-        keep_facts(self.locked_directory, self.dataset)
-        folder = self.locked_directory.selection
-        # What a killed or refused start left would be taken for this run's; all else may be someone's.
-        folder.remove([ABOUT, MIXTURE])
-        folder.remove_leftovers()
-        if isinstance(self.selection, MixedRows):
-            self.selection.write(folder)
-        elif self.selection is not None:
-            write_selection(self.config.data, self.dataset, folder)
+        write_own_files(self.config, self.locked_directory, self.dataset, self.selection)
+        if self.selection is not None:
             self.refuse_thin_steps(self.selection.without)
 
     def refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
@@ -312,11 +288,6 @@ class Run:
             with refusals("data.without: "):
                 pieces = self.pieces * self.world.size
                 self.order.refuse_thin_steps(holes, self.steps_done, self.total_steps, pieces)
-
-    @property
-    def progress(self) -> Progress:
-        """The training's progress, for schedules."""
-        return Progress(self.steps_done, self.order.steps_per_epoch, self.config.epochs)
 
     def attach(self, **parts: Stateful) -> None:
         """Make optimisers and the like part of every checkpoint, and restore them if the run was resumed.
@@ -346,36 +317,6 @@ class Run:
                     f"{self.steps_done - before} steps were ended for one batch; call end_step once each"
                 )
 
-    def take(self, sample_ids: Tensor) -> dict[str, Tensor]:
-        """Return the state of these samples, each field [b] on the device, and prefetch coming samples' state.
-
-        sample_ids: of the step's batch, int64 [b]. With sample weights, the state includes them as `weight`.
-        """
-        rows = self._rows_of(sample_ids)
-        with self.clock.waiting("store_wait"):
-            state = self.store.take(rows)
-        if self.selection is not None and self.selection.weights is not None:
-            weights = torch.from_numpy(self.selection.weights[rows])
-            if self.device.type == "cuda":  # a copy from other memory would wait for all queued work of the GPU
-                weights = weights.pin_memory()
-            state[WEIGHT] = weights.to(self.device, non_blocking=True)
-        end = min(self.steps_done + 1 + self.config.state.prefetch_steps, self.total_steps)
-        for steps_done in range(self._prefetched, end):
-            coming = self._positions(steps_done)
-            with self.clock.waiting("store_wait"):  # exclude the time to compute the order
-                self.store.prefetch(coming)
-        self._prefetched = end
-        return state
-
-    def put(self, sample_ids: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Store the new state of these samples; it is written while the step continues.
-
-        Call it before backprop: the new state depends on the forward pass alone.
-        """
-        rows = self._rows_of(sample_ids)
-        with self.clock.waiting("store_wait"):
-            self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
-
     def computing(self, part: Literal["forward_backward", "optimizer"]) -> AbstractContextManager[None]:
         """Return a context whose time counts as this part of the step, in the log and in `thermopile status`."""
         return self.clock.computing(part)
@@ -393,18 +334,6 @@ class Run:
             self.flush_log()
         if is_last or checkpoint_is_due:
             self.save(is_last=is_last)
-
-    def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
-        """Return the samples' ids in the store: their positions if the run selects samples."""
-        if self.selection is None:
-            return sample_ids
-        return self.selection.positions(sample_ids.numpy(), expected=self._positions(self.steps_done))
-
-    def _positions(self, steps_done: int) -> NDArray[np.int64]:
-        """Return the positions, or ids if all samples are selected, of this rank's samples in a step."""
-        place = divmod(steps_done, self.order.steps_per_epoch)
-        places = self.order.batch_ids(*place, self.world.rank, self.world.size)
-        return places if self.selection is None else places[self.selection.are_present(places)]
 
     def steps(self) -> Iterator[Iterator[Batch]]:
         """Yield the batches of all coming steps, each as its pieces: one, unless `micro_batch` is set."""

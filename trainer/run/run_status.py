@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...state_store.errors import StateStoreError
 from ...storage.place import Log, Place, lock_status
 from ..checkpoints.checkpoint_files import INFO, checkpoints_in
+from ..config import FROZEN
 from ..lineage import Lineage, read_lineage
 from ..metrics.metrics_file import last_lines, loss_curve
 from ..metrics.step_report import RECENT_STEPS, TIME, collapse, hints, split
@@ -291,6 +292,7 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
         order = Order.create(state.samples, config.batch_size, config.seed, **cut)
         if state.parts and config.data.shares:
             order = MixedOrder.of(order, [*state.parts.values()], config.data.shares)
+        order = order.serving_all() if config.objective.name == FROZEN else order
     except ValueError as error:
         notes.append(f"the number of steps is unknown: {error}")
         return None

@@ -1,7 +1,5 @@
 """Settings that are chosen from the dataset unless they are given, and a line on each choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 

@@ -146,6 +146,7 @@ def test_a_conversion_killed_at_random_moments_ends_the_same_as_one_never_killed
     assert digests(tmp_path / "killed") == digests(tmp_path / "never_killed")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.wide)])
 def test_a_conversion_killed_at_any_step_of_its_end_ends_the_same(
     tmp_path, with_bad_ones, images_dataset, monkeypatch, every

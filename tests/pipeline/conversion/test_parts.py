@@ -257,6 +257,7 @@ class PartsTests:
         assert {"shards/shard-00001.beton"} == {name for name in digests(out) if name.endswith("beton")}
 
 
+@pytest.mark.wide
 class TestInAStore(PartsTests):
     @pytest.fixture
     def out(self, monkeypatch, tmp_path):

@@ -43,6 +43,15 @@ def test_an_epoch_never_repeats_an_id_and_stays_in_range(order: Order, epoch: in
 
 @SOME
 @given(ORDERS, EPOCHS)
+def test_an_order_of_whole_epochs_serves_every_id_and_else_the_same_batches(order: Order, epoch: int) -> None:
+    served = epoch_ids(order.serving_all(), epoch)
+    assert (np.unique(served) == np.arange(order.samples)).all()
+    assert all(len(np.unique(batch)) == order.batch_size for batch in served)
+    assert (served[: order.steps_per_epoch] == epoch_ids(order, epoch)).all()
+
+
+@SOME
+@given(ORDERS, EPOCHS)
 def test_every_step_takes_as_many_ids_of_each_shard_in_shard_order(order: Order, epoch: int) -> None:
     shards = epoch_ids(order, epoch) // order.shard_rows
     assert (shards == np.repeat(np.arange(order.canonical_shards), order.rows_per_step)).all()

@@ -61,7 +61,7 @@ def windows(order: Order, epoch: int, rank: int = 0, world: int = 1) -> list[Win
 
 
 @MANY
-@given(ORDERS, EPOCHS)
+@given(st.one_of(ORDERS, ORDERS.map(Order.serving_all)), EPOCHS)
 def test_a_window_lasts_from_the_first_to_the_last_step_that_serves_its_ids(order: Order, epoch: int) -> None:
     blocks = epoch_ids(order, epoch) // order.block_rows
     for window in windows(order, epoch):

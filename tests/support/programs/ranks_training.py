@@ -103,6 +103,8 @@ CASES |= {
         "auc_cl", "unimodal", {"views": "all", "negatives": "weighted", "similarity": "shifted", "a": 10.0}
     ),
     "auc_cl unimodal, b fixed": Case("auc_cl", "unimodal", {"learn_b": False}),
+    "auc_cl unimodal, min-max": Case("auc_cl", "unimodal", {"learn_a": True, "learn_alpha": True}),
+    "decl unimodal, geometric": Case("decl", "unimodal", {"mixing": "geometric", "auxiliary": "mean"}),
     "simclr unimodal, distance": Case("simclr", "unimodal", {"similarity": "distance"}),
     "decl bimodal, distance": Case("decl", "bimodal", {"similarity": "distance", "mixing": "decay"}),
     "decl unimodal, distance in chunks": Case("decl", "unimodal", {"similarity": "distance", "similarity_budget": 200}),

@@ -52,6 +52,7 @@ def test_channels_last_lays_kernels_out_so_and_changes_no_loss_beyond_round_off(
     assert losses(run) == pytest.approx(losses(plain), rel=1e-4)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["adamw", pytest.param("sgd", marks=pytest.mark.wide)])
 def test_a_run_resumed_in_the_other_layout_goes_on_as_it_was(pairs_dataset, tmp_path, name):
     optimizer = {"name": name, "lr": 1e-2, "warmup": 0}

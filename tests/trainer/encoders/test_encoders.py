@@ -102,6 +102,7 @@ def features_with_pad_id_zero(encoder, name, tokens):
     return encoder.head(states[range(len(tokens)), (tokens == 2).int().argmax(1) if name == "hf:clip-text" else 0])
 
 
+@pytest.mark.wide
 def test_published_sizes_are_what_their_names_say():
     with torch.device("meta"):  # no memory and no random numbers
         count = {

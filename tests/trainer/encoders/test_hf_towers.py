@@ -142,6 +142,7 @@ def test_local_views_of_another_size_are_taken(model_type, tmp_path):
     assert backbone(PICTURES[..., :8, :8]).shape == (2, 16)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("image", "text"), PAIRS)
 def test_a_run_is_interrupted_without_a_trace_and_transformers_alone_reads_what_it_exports(
     image, text, pairs_dataset, tmp_path

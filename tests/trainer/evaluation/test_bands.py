@@ -3,8 +3,9 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import t
 
-from thermopile.trainer.evaluation.bands import band_of_class, match_classes, score
+from thermopile.trainer.evaluation.bands import band_of_class, estimate, half_widths, match_classes, score
 
 
 def column(*names):
@@ -44,3 +45,15 @@ def test_a_training_set_without_classes_leaves_the_test_samples_without_a_class(
 def test_the_score_counts_samples_without_a_band_only_among_all():
     right = np.array([True, False, True, True])
     assert score(right, np.array([0, 0, 2, -1])) == {"all": 0.75, "head": 0.5, "medium": None, "tail": 1.0}
+
+
+def test_the_interval_of_several_draws_is_that_of_draws_and_samples_and_missing_for_one_sample():
+    right = np.random.default_rng(0).random((3, 40)) < 0.6
+    bands = np.repeat([0, 1, 2], [20, 19, 1])
+    found = half_widths(right, bands)
+    assert found["all"] == estimate(right.astype(np.float64), np.arange(40))["half_width"]
+    assert found["medium"] == estimate(right[:, 20:39].astype(np.float64), np.arange(19))["half_width"]
+    assert found["tail"] is None
+    same = np.repeat(right[:1], 3, axis=0)  # draws that do not differ: Student's interval of the samples alone
+    error = same[0].std(ddof=1) / np.sqrt(40)
+    assert half_widths(same, bands)["all"] == pytest.approx(t.ppf(0.975, 39) * error)

@@ -3,13 +3,16 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier
 from torch.nn import functional as F
 
 from thermopile.trainer.evaluation import scoring
+from thermopile.trainer.evaluation.evaluate import WEIGHTED
 from thermopile.trainer.evaluation.scoring import Vote
 
 
@@ -44,6 +47,17 @@ def test_of_equally_frequent_classes_the_nearest_sample_s_wins():
     # From the nearest on the classes are 2, 1, 1, 0, 0.
     found = scoring.knn(train, labels, test, [Vote(1), Vote(2), Vote(3), Vote(5)], quiet)
     assert {vote.k: predicted.item() for vote, predicted in found.items()} == {1: 2, 2: 2, 3: 1, 5: 1}
+
+
+@pytest.mark.parametrize("k", [10, 20])
+def test_weighted_votes_are_scikit_learns(k):
+    generator = torch.Generator().manual_seed(2)
+    train, test = (F.normalize(torch.randn(m, 6, generator=generator, dtype=torch.float64)) for m in (200, 90))
+    labels = torch.randint(5, (200,), generator=generator)
+    theirs = KNeighborsClassifier(k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
+    expected = theirs.fit(train.numpy(), labels.numpy()).predict(test.numpy())
+    vote = Vote(k, WEIGHTED)
+    assert scoring.knn(train, labels, test, [vote], quiet)[vote].tolist() == expected.tolist()
 
 
 def test_a_weighted_vote_counts_exp_of_similarity_over_tau():

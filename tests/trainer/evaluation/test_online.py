@@ -90,7 +90,6 @@ def test_the_line_of_an_evaluation_stands_behind_that_of_its_step(watched):
 
 def test_the_scores_are_those_of_the_checkpoint_of_that_step_without_the_probes(watched, few_pairs):
     expected = evaluate(watched, few_pairs, few_pairs, at="step-4").scores
-    del expected["probe"]
     assert evaluations(watched)[4] == expected
     assert expected.keys() == {"knn", "image_to_text", "text_to_image", "zero_shot"}
     assert evaluations(watched)[6] != expected
@@ -145,7 +144,7 @@ def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_da
     config = settings(gone, {"every_steps": 2, "test": str(few_pairs.path)}, data=data, checkpoint={"every_steps": 2})
     run = train(config, tmp_path / "run")
     assert "failed" not in caplog.text
-    found = evaluate(run, gone, few_pairs, at="step-6", with_probes=False)
+    found = evaluate(run, gone, few_pairs, at="step-6")
     assert evaluations(run)[6]["knn"] == found.scores["knn"]
     assert len(found.classes.train) - len(found.neighbours) == len(ids)
     assert any("200 samples that" in note for note in found.notes)
@@ -153,7 +152,7 @@ def test_samples_that_the_run_forgot_are_no_neighbours_and_are_not_read(pairs_da
         another.add(WITHOUT, [np.arange(5)])
         another.finish()
     with pytest.raises(SelectionError, match="is of a dataset of 2,001 samples"):
-        evaluate(run, gone, few_pairs, with_probes=False)
+        evaluate(run, gone, few_pairs)
 
 
 def test_where_one_class_is_left_the_other_methods_score_and_a_note_says_why(watched, pairs_dataset, few_pairs):
@@ -186,8 +185,8 @@ def test_neighbours_come_from_the_runs_own_dataset_unless_another_is_named(image
     other = images_settings(images_dataset, {"every_steps": 4, "test": str(held_out.path), "train": str(held_out.path)})
     of_own, of_other = (evaluations(train(config, tmp_path / str(i)))[4] for i, config in enumerate((own, other)))
     assert of_own.keys() == {"knn"}
-    assert of_own["knn"].keys() == {"10", "20", "100", "200", "200_weighted"}
-    assert of_other["knn"].keys() == {"10", "20"}
+    assert of_own["knn"].keys() == {f"{k}{how}" for k in (10, 20, 100, 200) for how in ("", "_weighted")}
+    assert of_other["knn"].keys() == {"10", "20", "10_weighted", "20_weighted"}
 
 
 @pytest.mark.wide

@@ -8,9 +8,9 @@ from scipy.stats import t
 
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.trainer.evaluation.bands import match_classes
+from thermopile.trainer.evaluation.bands import estimate, match_classes
 from thermopile.trainer.evaluation.evaluate import Evaluation
-from thermopile.trainer.evaluation.paired import caption_clusters, differences, estimate
+from thermopile.trainer.evaluation.paired import caption_clusters, differences
 
 from support.conversions import dataset_of
 from support.pictures import draw

@@ -4,7 +4,7 @@ import torch
 
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
-from thermopile.trainer.evaluation.evaluate import evaluate
+from thermopile.trainer.evaluation.evaluate import Probes, evaluate
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -26,7 +26,7 @@ def scores(path, dataset, pictures, head, *, blind_head):
         for parameter in encoders.image.head.parameters():
             parameter.data.fill_(0.5)
     write_checkpoint(run, 1, dataset_fingerprint=dataset.index.fingerprint, encoders=encoders.state_dict())
-    found = evaluate(run, pictures, pictures).scores
+    found = evaluate(run, pictures, pictures, probes=Probes()).scores
     return {"knn": found["knn"], "probe": found["probe"]}
 
 

@@ -5,6 +5,9 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
 
 from thermopile.pipeline.dataset.tokenizer import load_tokenizer
@@ -12,6 +15,8 @@ from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import DataConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders
+from thermopile.trainer.evaluation import evaluate as evaluating
+from thermopile.trainer.evaluation import scoring
 from thermopile.trainer.evaluation.evaluate import compared, score_encoders
 from thermopile.trainer.evaluation.features import image_features, text_features
 
@@ -53,7 +58,7 @@ def scored(encoders, tokenizer):
     def scored(train, test):
         result = compared("step-1", train, test)
         data = DataConfig(recipe="clip", image_size=16)
-        score_encoders(result, encoders, data, CPU, tokenizer, PROMPTS, with_probes=False)
+        score_encoders(result, encoders, data, CPU, tokenizer, PROMPTS)
         return result
 
     return scored
@@ -111,7 +116,7 @@ def test_with_one_caption_a_sample_every_number_is_as_before_there_could_be_seve
             assert result.scores[direction][str(k)] == expected
 
 
-def test_zero_shot_counts_the_first_the_first_five_and_each_class_alike(scored, pictures, texts, glyphs):
+def test_zero_shot_counts_the_first_three_and_five_and_each_class_alike(scored, pictures, texts, glyphs):
     result = scored(glyphs, glyphs)
     names, truth = result.classes.names, result.classes.test.tolist()
     prompts = [[texts([f"the character {name.lower()}"])[0], texts([f"a {name}"])[0]] for name in names]
@@ -120,8 +125,9 @@ def test_zero_shot_counts_the_first_the_first_five_and_each_class_alike(scored, 
     first = [order[0] == code for order, code in zip(ranking, truth, strict=True)]
     scores = {variant: of["all"] for variant, of in result.scores["zero_shot"].items()}
     assert scores["top1"] == pytest.approx(np.mean(first))
-    among_five = [code in order[:5] for order, code in zip(ranking, truth, strict=True)]
-    assert scores["top5"] == pytest.approx(np.mean(among_five))
+    for k in (3, 5):
+        among = [code in order[:k] for order, code in zip(ranking, truth, strict=True)]
+        assert scores[f"top{k}"] == pytest.approx(np.mean(among))
     by_class = defaultdict(list)
     for code, is_right in zip(truth, first, strict=True):
         by_class[code].append(is_right)
@@ -145,3 +151,54 @@ def test_weighted_neighbours_are_200_with_tau_0_07(scored, pictures, glyphs):
         right.append(votes.most_common(1)[0][0] == code)
     assert result.scores["knn"]["200_weighted"]["all"] == pytest.approx(np.mean(right), abs=0.01)  # ties in rounding
     assert result.scores["knn"]["200_weighted"] != result.scores["knn"]["200"]
+
+
+@pytest.mark.wide
+def test_probes_are_of_features_as_they_are_of_views_and_of_a_few_samples_a_class(glyphs, encoders, monkeypatch):
+    data, result = DataConfig(recipe="clip", image_size=16), compared("", glyphs, glyphs)
+    short = scoring.Sgd(3, 1024, 0.4)
+    monkeypatch.setattr(evaluating, "MOCOV3", short)
+    asked = evaluating.Probes(shots=(3,), draws=3, augment=RECIPES["glyphs"])
+    made, epochs = evaluating.image_features, []
+    monkeypatch.setattr(
+        evaluating, "image_features", lambda *of, **how: epochs.append(how.get("epoch")) or made(*of, **how)
+    )
+    alone = Encoders(encoders.image)  # scored before the head
+    score_encoders(result, alone, data, CPU, None, probes=asked)
+    assert epochs == [None, None, 0, 1, 2]
+    scores, truth = result.scores, torch.from_numpy(result.classes.test)
+    view = (glyphs, RECIPES["clip"], 16, CPU, quiet)
+    plain = image_features(encoders.image.backbone, *view, unit_norm=False)
+    assert plain.norm(dim=1).mean() > 1.2
+
+    def trained(features):
+        """Three steps of plain momentum by the gradient of the mean loss, written down."""
+        weight, bias = torch.zeros(100, plain.shape[1]), torch.zeros(100)
+        momenta = torch.zeros_like(weight), torch.zeros_like(bias)
+        for epoch in range(3):
+            error = (features(epoch) @ weight.T + bias).softmax(1) - F.one_hot(truth, 100)
+            gradients = error.T @ features(epoch) / glyphs.n, error.mean(0)
+            momenta = tuple(0.9 * old + new for old, new in zip(momenta, gradients, strict=True))
+            rate = 0.4 * 0.5 * (1 + np.cos(np.pi * epoch / 3))
+            weight, bias = weight - rate * momenta[0], bias - rate * momenta[1]
+        return ((plain @ weight.T + bias).argmax(1) == truth).float().mean().item()
+
+    def views(epoch):
+        return image_features(
+            encoders.image.backbone, glyphs, RECIPES["glyphs"], 16, CPU, quiet, epoch=epoch, unit_norm=False
+        )
+
+    assert scores["probe"]["sgd_90"]["all"] == pytest.approx(trained(lambda epoch: plain), abs=0.006)  # two samples
+    assert scores["probe"]["sgd_90_views"]["all"] == pytest.approx(trained(views), abs=0.006)
+    assert not views(0).equal(views(1))
+    shares = []
+    for draw in range(3):
+        few, unit = scoring.few_shot(truth, 3, draw), F.normalize(plain)
+        theirs = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(unit[few], truth[few])
+        shares.append(theirs.score(unit, truth))
+    assert scores["few_shot"]["3"]["all"] == pytest.approx(np.mean(shares))
+    assert len({*shares}) > 1
+    assert result.half_widths["few_shot"]["3"]["all"] > 0
+    assert any(
+        note.startswith("Few-shot probes take all samples of 30 classes with fewer than 3") for note in result.notes
+    )

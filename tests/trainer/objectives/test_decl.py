@@ -87,3 +87,51 @@ def test_the_mean_of_infonces_gradients_is_not_the_gradient_of_the_whole_data(na
     objective, features = create_objective(name, mode, **setting), make_features(7)
     of_batches, of_all = (mean_over_batches(objective, features, {}, count) for count in (3, 7))
     assert (of_batches - of_all).norm() > 0.1 * of_all.norm()
+
+
+def plain_geometric(views, targets, tau, draws, old_rate, gamma):
+    """Appendix E: log of the batch's sum, less three logs of the positives, and u_i r_i; anchor by anchor.
+
+    draws: [n] of Gamma(2, 1). views: first, second and local; its positives are the targets that are not itself.
+    """
+    samples, terms, means = len(targets[0]), [], torch.zeros(len(targets[0]), dtype=torch.float64)
+    for number, view in enumerate(views):
+        for i in range(samples):
+            similar = sum((view[i] @ targets[a][i] / tau).exp() for a in (0, 1) if a != number)
+            similar = similar / sum(a != number for a in (0, 1))
+            negatives = [(view[i] @ targets[a][j] / tau).exp() for a in (0, 1) for j in range(samples) if j != i]
+            r = sum(negatives) / len(negatives)
+            means[i] += r.detach() / len(views)
+            terms.append((i, r, sum(negatives).log() - 3 * similar.log()))
+    rate = (1 - gamma) * old_rate + gamma * means
+    return sum(draws[i] / rate[i] * r + rest for i, r, rest in terms) / len(terms)
+
+
+@pytest.mark.parametrize("local", [0, 2])
+@pytest.mark.parametrize("seed", range(8))
+def test_the_geometric_loss_with_several_positives_in_float32_is_that_of_plain_loops_in_float64(seed, local):
+    tau, gamma, samples = 0.3, 0.4, 8
+    features = make_features(samples, seed)
+    views = [*features, *make_features(samples, seed + 100)[:local]]
+    objective = create_objective("decl", "unimodal", mixing="geometric", auxiliary="mean", tau=tau, gamma=gamma)
+    state = make_state(objective, samples, seed, unseen=0.0)
+    expected = plain_geometric(views, features, tau, [2.0] * samples, state["sample/log_rate"].exp(), gamma)
+    there = torch.autograd.grad(expected, views)
+
+    narrow = [view.detach().float().requires_grad_() for view in views]
+    state = {name: values.float() for name, values in state.items()}
+    loss = objective(*narrow[:2], state, Progress(0, 10), local=narrow[2:]).loss
+    assert abs(loss.item() - expected.item()) <= 1e-5 * abs(expected.item())
+    for given, reference in zip(torch.autograd.grad(loss, narrow), there, strict=True):
+        assert (given - reference).abs().max() <= 1e-4 * reference.abs().max()
+
+
+def test_the_geometric_losss_auxiliary_is_drawn_from_gamma_2():
+    tau, features = 0.5, [torch.eye(2, dtype=torch.float64) for _ in range(2)]
+    # All similarities are 0 but the positives': each side has the mean of two U_i, log 1, and three of 1 / tau.
+    means = torch.stack([
+        loss_at(step, features, "bimodal", mixing="geometric", tau=tau) / 2 + 3 / tau for step in range(500)
+    ])  # fmt: skip
+    assert means.min() > 0
+    assert means.mean().item() == pytest.approx(2, abs=4 * (2 / 4 / 500) ** 0.5)
+    assert means.var().item() == pytest.approx(2 / 4, rel=0.25)

@@ -191,7 +191,7 @@ def test_similarities_stay_within_the_budget(case, monkeypatch):
     assert 0 < max(held) <= budget
 
 
-NAMES = {"keys": "auc_cl, decl, isogclr, moco_v3, sogclr", "local": "auc_cl, moco_v3, simclr"}
+NAMES = {"keys": "auc_cl, decl, isogclr, moco_v3, sogclr", "local": "auc_cl, decl, moco_v3, simclr"}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,8 @@ NAMES = {"keys": "auc_cl, decl, isogclr, moco_v3, sogclr", "local": "auc_cl, moc
     [
         ("simclr", "unimodal", {}, KEYS, r"objective 'simclr' takes no keys of a momentum encoder; valid: {keys}$"),
         ("sogclr", "bimodal", {}, KEYS, r"objective 'sogclr' takes no keys .* in mode bimodal; unimodal: {keys}$"),
-        ("decl", "unimodal", {}, LOCAL, r"objective 'decl' takes no local views; valid: {local}$"),
+        ("dcl", "unimodal", {}, LOCAL, r"objective 'dcl' takes no local views; valid, in mode unimodal: {local}$"),
+        ("decl", "bimodal", {}, LOCAL, r"objective 'decl' takes no local views; valid, in mode unimodal: {local}$"),
         ("moco_v3", "unimodal", {}, PLAIN, r"objective 'moco_v3' needs the keys of a momentum encoder$"),
         (
             "decl",

@@ -39,9 +39,11 @@ FURTHER = [
     ("decl", "unimodal", KEYS, {"rate": "momentum"}),
     ("decl", "unimodal", PLAIN, {"auxiliary": "sample"}),
     ("decl", "bimodal", PLAIN, {"similarity": "distance"}),
+    ("decl", "unimodal", PLAIN, {"mixing": "geometric", "auxiliary": "sample"}),
     ("simclr", "unimodal", PLAIN, {"similarity": "distance"}),
     ("auc_cl", "unimodal", PLAIN, {"views": "all", "negatives": "weighted", "similarity": "shifted", "a": 10.0}),
     ("auc_cl", "unimodal", Frame(True, 2), {"negatives": "weighted", "p": 3.0, "learn_b": False}),
+    ("auc_cl", "unimodal", PLAIN, {"learn_a": True, "learn_alpha": True}),
     ("spectral", "unimodal", PLAIN, {"mu": 0.5}),
     ("spectral", "unimodal", PLAIN, {"mu": 2.0}),
 ]

@@ -332,6 +332,7 @@ def encoded_step(forward, encoder, objective, features, state):
     return outcome.loss.detach(), outcome.state, gradients
 
 
+@pytest.mark.wide
 @ONE_OF_EACH_KIND
 def test_a_compiled_encoder_gets_the_gradients_of_a_plain_one(case, compiled_encoder):
     objective, (encoder, compiled) = make_objective(*case), compiled_encoder
@@ -340,6 +341,7 @@ def test_a_compiled_encoder_gets_the_gradients_of_a_plain_one(case, compiled_enc
     torch.testing.assert_close(encoded_step(compiled, encoder, objective, features, state), plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.wide
 @ONE_OF_EACH_KIND
 def test_an_objective_inside_a_compiled_function_gives_the_step_of_a_plain_one(case):
     encoder, objective = make_encoder(), make_objective(*case)

@@ -32,6 +32,11 @@ def exponents(anchors, positives, candidates, tau):
     return x.masked_fill(itself.repeat(1, len(candidates)), -math.inf)
 
 
+def of_views(of_directions):
+    """Means over the directions of each view: the first two have one, each local view two."""
+    return torch.cat([of_directions[:2], (of_directions[2::2] + of_directions[3::2]) / 2])
+
+
 def plain_terms(objective, name, mode, frame, first, second, state):
     """Each sample's term of the loss, [b]; their mean has the value and the gradients that the objective should."""
     sides = ["image", "text"] if mode == "bimodal" else ["sample", "sample"]
@@ -68,15 +73,17 @@ def plain_terms(objective, name, mode, frame, first, second, state):
         return (of_beta.sigmoid() / of_anchors.sigmoid()).detach().mul(F.softplus(of_anchors)).mean(0)
     # A moving average of each sample and side.
     log_g = of_anchors.detach() - math.log(negatives)
-    log_g = log_g + (positives / tau).detach() if name == "decl" else log_g
-    pooled = log_g if mode == "bimodal" else (log_g.logsumexp(0) - math.log(len(directions))).expand_as(log_g)
+    if name == "decl":  # of its anchors: a local view is one, with two positives
+        similar = of_views((positives / tau).exp())
+        r = of_views((of_anchors + positives / tau).exp() / negatives)
+        log_g = r.detach().log()
+    pooled = log_g if mode == "bimodal" else (log_g.logsumexp(0) - math.log(len(log_g))).expand_as(log_g)
     field = "log_rate" if name == "decl" else "log_s"
-    old = torch.stack([state[f"{side}/{field}"] for side in sides])
+    old = torch.stack([state[f"{side}/{field}"] for side in sides[: len(log_g)]])
     gamma, eps = objective.settings.gamma, getattr(objective.settings, "eps", 0.0)
     log_s = torch.where(old.isneginf(), pooled, ((1 - gamma) * old.exp() + gamma * pooled.exp()).log())
     if name == "decl":  # loss1
-        mean = of_anchors.exp() * (positives / tau).exp() / negatives
-        return (mean / log_s.exp() - positives / tau).mean(0) * len(set(sides))
+        return (r / log_s.exp() - similar.log()).mean(0) * len(set(sides))
     log_s = (log_s.exp() + eps).log()
     p = [(each - log[:, None]).exp().detach() / negatives for each, log in zip(x, log_s, strict=True)]
     pull = torch.stack([(weight * each.nan_to_num(neginf=0)).sum(1) for weight, each in zip(p, x, strict=True)])

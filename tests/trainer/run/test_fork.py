@@ -90,6 +90,7 @@ def test_a_fork_of_the_latest_checkpoint_is_the_finished_run_again(whole, tmp_pa
     assert "finished" in succeed("status", forked.path).output
 
 
+@pytest.mark.wide
 def test_a_fork_at_step_0_begins_again_with_the_weights_of_the_seed(whole, tmp_path, caplog):
     forked = fork(at(whole, 0), tmp_path / "fork")
     assert not forked.state.exists()
@@ -279,6 +280,7 @@ def test_a_file_or_folder_that_no_killed_fork_left_is_kept(whole, tmp_path, name
     assert not (tmp_path / "fork").exists()
 
 
+@pytest.mark.wide
 def test_of_two_forks_to_one_place_the_first_is_made_and_the_second_refused(whole, tmp_path, monkeypatch):
     out, second, real = tmp_path / "fork", [], fork_module.load_checkpoint
 
@@ -325,6 +327,7 @@ def test_a_checkpoint_of_another_sample_order_is_neither_forked_nor_resumed(whol
 # Changes
 
 
+@pytest.mark.wide
 def test_a_rate_that_falls_from_the_fork_on_is_said_in_both_figures(whole, tmp_path):
     done = succeed("fork", at(whole, 8), "--out", tmp_path / "fork", *sets("epochs=3", "optimizer.cooldown=0.25"))
     assert "epochs: 2 → 3; optimizer.cooldown: 0.0 → 0.25" in done.output
@@ -409,6 +412,7 @@ def test_code_that_only_the_run_names_is_not_imported(whole, tmp_path):
     assert_one_line(cli("fork", at(run, 0), "--out", tmp_path / "fork"), 2, "trackers = 'hostile:Tracker'")
 
 
+@pytest.mark.wide
 def test_code_that_the_run_names_since_the_checkpoint_is_neither_imported_nor_taken(whole, tmp_path):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
     hostile = whole.config().objective.model_copy(update={"name": "hostile:Objective"})

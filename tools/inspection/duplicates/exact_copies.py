@@ -1,7 +1,5 @@
 """Samples whose stored JPEG is the same, byte for byte, as that of an earlier sample, or has one colour."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Representatives of clusters: a cluster's members agree with its representative, so that chains do not join."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -12,7 +10,7 @@ from ....state_store.schema import VISITS
 from .. import OnDone
 from ..features.features_file import FeaturesFile
 from ..opening import Inspection, read_blocks
-from ..temperatures.kinds import MIN_VISITS, KindRules
+from ..temperatures.kinds import KindRules
 from .similar_pairs import SimilarPairs, most_similar
 
 _REPRESENTATIVES = 1024
@@ -31,7 +29,7 @@ def read_scores(inspection: Inspection) -> tuple[Inspection, NDArray[np.float32]
         rules = KindRules.of(inspection)
         for block, all_rows in read_blocks(inspection.reader, [VISITS, *(f"{side}/log_s" for side in rules.log_s)]):
             rows = rules.judged(all_rows, block)
-            scores.append(np.where(rows[VISITS] < MIN_VISITS, np.inf, rules.score(rows)).astype(np.float32))
+            scores.append(np.where(rows[VISITS] < rules.least_visits, np.inf, rules.score(rows)).astype(np.float32))
     return inspection, np.concatenate(scores)
 
 

@@ -1,7 +1,5 @@
 """Findings from a snapshot's features: solved temperatures, their associations, and the kinds of samples."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 from ....pipeline.errors import DatasetError
 from ....trainer.checkpoints.checkpoint_files import latest_checkpoint
 from ....trainer.errors import ConfigError, RunError
+from ....trainer.solved_temperatures import Bounds, at_rest
 from .. import OnTask
 from ..features.run_features import Asked, SampleFeatures, drawn_features, visited_features
 from ..features.solving import SolvedTemperatures, compared_views, direction, solved_temperatures
@@ -20,7 +19,6 @@ from ..json_fields import AsJson
 from ..opening import Inspection
 from ..temperatures.associations import Association, associations
 from ..temperatures.kinds import KindRules
-from ..temperatures.solved import Bounds, at_rest
 from ..temperatures.survey import Survey
 from .evidence import EvidentKinds, evident_kinds
 from .properties import properties

@@ -1,7 +1,5 @@
 """The kinds of samples that features show, each with its evidence."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple

@@ -1,7 +1,5 @@
 """Properties of samples with features: words, classes, pictures, copies, and near samples."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from dataclasses import dataclass, field

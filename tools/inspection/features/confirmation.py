@@ -1,7 +1,5 @@
 """Decide the kind of suspicious samples again, by one forward pass of the run's encoders against drawn negatives."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ from scipy.special import logsumexp
 
 from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
+from ....trainer.config import RANDOM
 from ....trainer.errors import ConfigError, RunError
 from .. import OnDone
 from ..json_fields import HOW_MANY, AsJson, Hidden, named
@@ -69,10 +68,7 @@ positive minus that of the hardest negative, [m] each."""
 
 
 def confirm(
-    inspection: Inspection,
-    survey: Survey,
-    on_progress: OnDone = lambda done, total: None,
-    asked: Asked = DEFAULT,
+    inspection: Inspection, survey: Survey, on_progress: OnDone = lambda done, total: None, asked: Asked = DEFAULT
 ) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
@@ -131,6 +127,8 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
     """Return ids: of the suspects, ascending; of random visited samples to compare with; of planted ones; of donors."""
     pool, (planted, donors) = survey.pool.sample_ids, inspection.planted
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
+    if RANDOM in inspection.columns:  # nothing was trained on any pair, so random ones do
+        planted, donors = drawn, np.roll(drawn, 1)
     some = np.random.default_rng(_SEED).permutation(len(planted))[:MAX_PLANTED]
     return np.sort(kinds.suspects), drawn, planted[some], donors[some]
 

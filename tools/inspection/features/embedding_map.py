@@ -1,6 +1,4 @@
-"""t-SNE map of a few thousand embeddings, with the samples' temperatures."""
-
-from __future__ import annotations
+"""t-SNE map of a few thousand embeddings, with the samples' temperatures where they have any."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +14,9 @@ from .. import OnTask
 from ..json_fields import TO_LIST, AsJson, Hidden
 from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
-from ..temperatures.groups import CLASS_COLUMN, TauGroups
+from ..temperatures.groups import CLASS_COLUMN, GroupCounts, TauGroups, TooManyGroupsError, codes_of
 from ..temperatures.survey import Pool, Survey
+from .neighbours import ANCHORS
 from .run_features import DEFAULT, Asked, features_of
 
 MAX_SAMPLES = 2000
@@ -26,7 +25,7 @@ MIN_OF_CLASS = 10
 MIN_SAMPLES = 16
 MARKED = 30
 """Coldest and hottest samples of each side, at most a tenth of all."""
-MAX_CLASSES = 6
+MAX_CLASSES = 20
 """More cannot be distinguished by colour."""
 PERPLEXITY = 30.0
 SEED = 2023
@@ -39,10 +38,10 @@ class Points(NamedTuple):
 
     xy: NDArray[np.float32]
     """float32 [m, 2], no unit: both sides lie in one map."""
-    tau: NDArray[np.float32]
-    """float32 [m]."""
+    tau: NDArray[np.float32] | None
+    """float32 [m]; None if the run has none."""
     coldest: NDArray[np.bool_]
-    """bool [m]: the lowest tau of this side. All False if every tau is the same, also in `hottest`."""
+    """bool [m]: the lowest tau of this side. All False without one or if all are the same, also in `hottest`."""
     hottest: NDArray[np.bool_]
 
 
@@ -50,11 +49,11 @@ class Colouring(NamedTuple):
     """How samples are coloured: by class, or by class frequency if there are many classes."""
 
     names: list[str]
-    """Class names, the largest class first; or head, medium and tail."""
+    """Class names, from the data, the largest class first; or head, medium and tail classes."""
     codes: NDArray[np.int64]
     """int64 [m]: each sample's index in `names`, -1 without a class."""
-    are_classes: bool
-    """Whether `names` are class names, which come from the data."""
+    word: str
+    """Noun for one of them."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,9 @@ class EmbeddingMap:
     sample_ids: Annotated[NDArray[np.int64], TO_LIST]
     """int64 [m], ascending."""
     points: Annotated[dict[str, Points], AsJson(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
-    """Side of the state -> points."""
+    """Side of the state -> points; without temperatures, the side it would have."""
     colouring: Hidden[Colouring | None]
-    """None if the dataset has fewer than two classes."""
+    """None if the dataset has fewer than two classes or too many."""
     similarity: Hidden[NDArray[np.float32] | None]
     """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
 
@@ -81,41 +80,41 @@ def embedding_map(
     survey: Survey,
     on_progress: OnTask = lambda what, done, total: None,
     asked: Asked = DEFAULT,
+    by: str = CLASS_COLUMN,
 ) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
-    All samples come from the survey's pool. Returns None if no map can be made; the inspection's notes get the reason,
-    and any caveat about a map.
+    All samples come from the survey's pool. by: the column that classes them, as codes_of. Returns None if no map can
+    be made; the inspection's notes get the reason, and any caveat about a map.
     Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
-        return _made(inspection, survey, asked, on_progress)
+        return _made(inspection, survey, asked, by, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"There is no map of the embeddings: {error}")
         return None
 
 
-def _made(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnTask) -> EmbeddingMap:
+def _made(inspection: Inspection, survey: Survey, asked: Asked, by: str, on_progress: OnTask) -> EmbeddingMap:
     pool, visited = survey.pool, len(survey.pool.sample_ids)
-    if not survey.sides or inspection.reader is None:
-        raise RunError("no sample has a temperature to show")
     if visited < MIN_SAMPLES:
         raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
-    classes = next((g for g in survey.groups if g.column == CLASS_COLUMN), None)
-    ends = {side.name: _ends(pool.tau[side.name]) for side in survey.sides}
-    places = np.union1d(_stratified(pool, classes), np.concatenate([end for both in ends.values() for end in both]))
+    classes = _classes(inspection, pool, by)
+    ends = {side: _ends(tau) for side, tau in pool.tau.items()}
+    places = np.unique(np.concatenate([_stratified(pool, classes), *(end for both in ends.values() for end in both)]))
     ids, embedding = pool.sample_ids[places], partial(on_progress, "embeddings")
     of, features = features_of(inspection, ids, 0, asked, embedding)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
     xy = np.split(_project(np.concatenate(features), perplexity, of.checkpoint), len(features))
     on_progress("t-SNE", 1, 1)
+    points = {}
+    for side, at in zip(ANCHORS[len(features)], xy, strict=True):
+        tau, marked = pool.tau.get(side), [np.isin(places, end) for end in ends.get(side, ((), ()))]
+        points[side] = Points(at, None if tau is None else tau[places], *marked)
     return EmbeddingMap(
         sample_ids=ids,
-        points={
-            name: Points(at, pool.tau[name][places], np.isin(places, coldest), np.isin(places, hottest))
-            for at, (name, (coldest, hottest)) in zip(xy, ends.items(), strict=True)
-        },
+        points=points,
         colouring=_colouring(classes, places),
         similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
         checkpoint=of.checkpoint,
@@ -133,14 +132,14 @@ def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64
 def _stratified(pool: Pool, classes: TauGroups | None) -> NDArray[np.int64]:
     """Return indices of up to MAX_SAMPLES samples of the pool: a few per class, the others drawn from all.
 
-    Without classes, samples are drawn evenly from twenty quantile bins of tau.
+    Without classes, samples are drawn evenly from twenty quantile bins of tau, or without it from all.
     """
     size = len(pool.sample_ids)
     if classes:
         strata = classes.pool_codes
         fewest = max(1, min(MIN_OF_CLASS, MAX_SAMPLES // (2 * len(classes.names))))
     else:
-        tau = next(iter(pool.tau.values()))
+        tau = next(iter(pool.tau.values()), np.empty(size))
         strata = np.empty(size, np.int64)
         strata[np.argsort(tau, kind="stable")] = np.arange(size) * _TAU_STRATA // size
         fewest = MAX_SAMPLES // _TAU_STRATA
@@ -152,14 +151,30 @@ def _stratified(pool: Pool, classes: TauGroups | None) -> NDArray[np.int64]:
     return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
+def _classes(inspection: Inspection, pool: Pool, column: str) -> TauGroups | None:
+    """Group the pool by a column, without temperatures; None with fewer than two groups."""
+    if inspection.dataset is None:
+        return None
+    try:
+        counts = GroupCounts(column, *codes_of(inspection.dataset, column), {})
+    except TooManyGroupsError:
+        return None
+    everything = range(inspection.state.samples)
+    kept = inspection.state.is_kept(0, len(everything))
+    counts.add(everything, kept, kept, {})
+    groups = counts.result(pool.sample_ids, {})
+    return groups if groups and len(groups.names) > 1 else None
+
+
 def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colouring | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]
     if len(classes.names) <= MAX_CLASSES:
-        return Colouring(classes.names, codes, are_classes=True)
+        return Colouring(classes.names, codes, classes.word)
     # NO_GROUP, -1, indexes the last element.
-    return Colouring(list(BANDS), np.append(band_of_class(classes.sizes), NO_GROUP)[codes], are_classes=False)
+    names, bands = [f"{band} {classes.plural}" for band in BANDS], np.append(band_of_class(classes.sizes), NO_GROUP)
+    return Colouring(names, bands[codes], classes.word)
 
 
 def _project(features: NDArray[np.float32], perplexity: float, checkpoint: str) -> NDArray[np.float32]:

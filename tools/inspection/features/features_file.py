@@ -5,8 +5,6 @@ and the features, float16 [rows, sides, d], those of all samples in the order of
 so that one that shrinks meanwhile is an error, not a signal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """The neighbours of samples by the run's features: nearest pictures and captions, hardest negatives, margins."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +26,8 @@ _LEAST_TAU = 1e-9
 """At lower ones, exponents leave the range of float32; no run has any."""
 _SAMPLES_PER_THREAD = 100_000
 _MARGIN_SEED = 2026
+_CURVE_RANKS = 200
+"""At most, of a curve of p*; evenly spaced on a logarithmic axis."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Ranking:
     """float32 [k]: cosine similarity of the features."""
     weights: Annotated[NDArray[np.float64] | None, AsJson(lambda p: p if p is None else p.tolist()), named("p")] = None
     """float64 [k]: p*, the softmax over all negatives; None without a temperature."""
+    curve: Annotated[list[tuple[int, float]] | None, named("p_by_rank")] = None
+    """Ranks of negatives, 1 for the most similar one up to their number, and p* there; None without a temperature."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ def _ranking(similarity: NDArray[np.float32], count: int, tau: float | None = No
     # Differences to the highest are exact in float32 where they matter; similarity / tau would not be.
     differences = similarity - similarity[ids[0]]
     total = np.exp(differences * np.float32(1 / tau)).sum(dtype=np.float64)
-    return Ranking(ids, shown, np.exp(differences[ids].astype(np.float64) / tau) / total)
+    ranks = np.unique(np.geomspace(1, len(similarity) - 1, _CURVE_RANKS).round().astype(np.int64))
+    at_ranks = np.exp(np.sort(differences)[-ranks].astype(np.float64) / tau) / total
+    curve = list(zip(ranks.tolist(), at_ranks.tolist(), strict=True))
+    return Ranking(ids, shown, np.exp(differences[ids].astype(np.float64) / tau) / total, curve)
 
 
 def margins(features: FeaturesFile, on_progress: OnDone = lambda done, total: None) -> NDArray[np.float32]:

@@ -1,7 +1,5 @@
 """Solve the temperatures of a snapshot's samples, or of another dataset's, from their features."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +11,10 @@ from numpy.typing import NDArray
 from ....pipeline.opening import Dataset
 from ....trainer.errors import RunError
 from ....trainer.run_directory import RunDirectory, find_checkpoint, load_found
+from ....trainer.solved_temperatures import Bounds, Solved, solve
 from .. import OnDone
 from ..json_fields import AsJson, Hidden, named
 from ..opening import Inspection
-from ..temperatures.solved import Bounds, Solved, solve
 from .features_file import FeaturesOf
 from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
 
@@ -115,10 +113,7 @@ def _mean(draws: list[Solved], bounds: Bounds) -> Solved:
 
 
 def direction(
-    inspection: Inspection,
-    features: SampleFeatures,
-    near: Mapping[str, NDArray[np.float64]],
-    places: NDArray[np.int64],
+    inspection: Inspection, features: SampleFeatures, near: Mapping[str, NDArray[np.float64]], places: NDArray[np.int64]
 ) -> dict[str, dict[float, float | None]]:
     """Return Spearman's correlation of solved temperatures and the number of near samples, by side and rho.
 

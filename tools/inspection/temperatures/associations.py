@@ -1,7 +1,5 @@
 """Associations of the lowest and the highest temperatures with other properties, as areas under the curve."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal

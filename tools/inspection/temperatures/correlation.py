@@ -1,7 +1,5 @@
 """Rank correlations: of two temperatures per sample, and of a group's size and its mean tau."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final

@@ -1,7 +1,5 @@
 """One column's values in one pass with constant memory: their distribution, and the k smallest."""
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Compare two snapshots of a run sample by sample: how far tau moved, and for which samples most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter

@@ -123,11 +123,7 @@ class GroupCounts:
         self._sums = {side: np.zeros((4, len(names))) for side in limits}
 
     def add(
-        self,
-        block: range,
-        kept: NDArray[np.bool_],
-        visited: NDArray[np.bool_],
-        tau: Mapping[str, NDArray[np.float32]],
+        self, block: range, kept: NDArray[np.bool_], visited: NDArray[np.bool_], tau: Mapping[str, NDArray[np.float32]]
     ) -> None:
         """Count a block of m samples: bool [m], tau float32 [m] by side. Those not kept are in no group."""
         codes, count = self._codes[block.start : block.stop], partial(np.bincount, minlength=len(self._names))

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import model_serializer
 
 from ....state_store.schema import VISITS
+from ....trainer.config import RANDOM
 from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
 from ..json_fields import Hidden
@@ -57,6 +58,8 @@ class KindRules:
     """Why kinds would mean nothing yet; empty if they do."""
     planted: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids of the samples trained with another sample's caption."""
+    least_visits: int = MIN_VISITS
+    """With fewer, a sample is not judged: of a model that is not trained, with none."""
 
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
@@ -72,7 +75,8 @@ class KindRules:
         if why and log_s:
             note = f"There are no kinds of samples yet: {why}."
             inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
-        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted[0])
+        least = 1 if RANDOM in fields else MIN_VISITS
+        return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted[0], least)
 
     @property
     def columns(self) -> list[str]:
@@ -106,7 +110,7 @@ class KindRules:
         return KIND_NAMES[self.kinds(rows, range(sample_id, sample_id + 1))[0]]
 
     def too_few_visits(self, rows: Rows) -> NDArray[np.bool_]:
-        few: NDArray[np.bool_] = (rows[VISITS] < MIN_VISITS) | bool(self.why_none)
+        few: NDArray[np.bool_] = (rows[VISITS] < self.least_visits) | bool(self.why_none)
         return few
 
     def is_stuck(self, rows: Rows) -> NDArray[np.bool_]:

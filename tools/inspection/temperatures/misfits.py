@@ -6,8 +6,6 @@ the share F of all others how many samples do. Threshold samples of area under t
 do the like with labels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 
 from ....state_store import SnapshotNotFoundError, StateReader, list_snapshots
 from ....state_store.schema import VISITS
+from ....trainer.config import RANDOM
 from .. import OnDone, OnTask
 from ..json_fields import Hidden
 from ..opening import Inspection, Rows, read_blocks
@@ -161,8 +160,9 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
         drawn = rng.multinomial(total, np.diff(of_group, prepend=0) / total, _DRAWS).cumsum(1)
         shares.append(np.concatenate([of_group[None], drawn]) / total)
     f0, f = shares
+    counted = min(planted, others * MAX_PLANTED / (1 - MAX_PLANTED))  # of more, 30 would lie beyond hardly any other
     with np.errstate(divide="ignore", invalid="ignore"):  # the least of many ratios: by chance too low, if anything
-        share = np.min(f / f0, axis=1, where=f0 * planted > LEAST_IN_TAIL - 0.5, initial=1)
+        share = np.min(f / f0, axis=1, where=f0 * counted > LEAST_IN_TAIL - 0.5, initial=1)
     at = np.searchsorted(ends[1], lists, "right") - 1
     wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * lists
     draws = np.column_stack([share, wrong])
@@ -176,15 +176,20 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
 
 def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCaptions | None]:
     """Return all samples but planted and stuck ones and those with too few visits, by log s over the run, the highest
-    first, int64 [m], and the estimate from planted ones. Takes 12 bytes of memory a sample. Raises as `WholeRun`."""
+    first, int64 [m], and the estimate from planted ones; of a model that is not trained, by log s, and from random
+    pairs, one for each sample. Takes 16 bytes of memory a sample. Raises as `WholeRun`."""
     reader, rules = inspection.state, KindRules.of(inspection)
-    over_run = WholeRun(inspection, partial(on_progress, "reading all snapshots"))
-    scores = np.full(reader.samples, np.inf, np.float32)
-    for block, rows in read_blocks(reader, rules.columns):
+    random = [RANDOM] if RANDOM in reader.fields else []
+    over_run = None if random else WholeRun(inspection, partial(on_progress, "reading all snapshots"))
+    scores, planted = np.full((2, reader.samples), np.inf, np.float32)
+    for block, rows in read_blocks(reader, rules.columns + random):
+        here = slice(block.start, block.stop)
         usable = reader.is_kept(block.start, block.stop) & ~rules.too_few_visits(rows) & ~rules.is_stuck(rows)
-        scores[block.start : block.stop] = np.where(usable, over_run.ranks(block), np.inf)
+        scores[here] = np.where(usable, over_run.ranks(block) if over_run else -rules.score(rows), np.inf)
+        planted[here] = np.where(usable, -rows[RANDOM], np.inf) if random else np.inf
         on_progress("ordering misfits", block.stop, reader.samples)
-    planted, scores[rules.planted] = scores[rules.planted], np.inf
+    if not random:
+        planted, scores[rules.planted] = scores[rules.planted], np.inf
     ids = np.argsort(scores, kind="stable")[: np.isfinite(scores).sum()]
     beyond = np.searchsorted(scores[ids], planted[np.isfinite(planted)], "right")
     return ids, wrong_captions(beyond, len(ids))

@@ -1,7 +1,5 @@
 """Single samples: their rows of the samples table and of the state, at one snapshot and at all of a run's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Turn a snapshot of the state into figures in two passes over its rows, one block in memory at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 from ....pipeline.opening import PART, Mixture
 from ....state_store import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
+from ....trainer.config import RANDOM
 from .. import OnTask
 from ..json_fields import BY_NAME, AsJson, Hidden, named
 from ..opening import Inspection, Rows, read_blocks
@@ -153,7 +152,7 @@ def survey(
     groups = second.groups(pool)
     kinds = second.kinds.result() if first.staleness.count else None
     unknown = [KIND_NAMES[code] for code in (STUCK, MISFIT) if kinds and KIND_NAMES[code] not in kinds.counts]
-    if kinds and kinds.worth_showing and unknown:
+    if kinds and kinds.worth_showing and unknown and RANDOM not in reader.columns:
         notes.append(f"The objective keeps too little state to tell which samples are {' or '.join(unknown)}.")
     samples = reader.kept - len(rules.planted)
     return Survey(

@@ -1,7 +1,5 @@
 """Distribution of tau at every snapshot of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, TypeVar

@@ -7,17 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...inspection.features.embedding_map import Colouring, EmbeddingMap
+from ...inspection.features.embedding_map import EmbeddingMap
 from ...inspection.temperatures.correlation import NO_GROUP
-from ...inspection.temperatures.survey import Side
 from .svg import COLOUR_MAP, GREY, GRID, INK, MARKERS, SIDES, is_narrow, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CLASS_COLOURS = ("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7")
-"""The colours of Okabe and Ito that show on white and on black; the third, for tail classes, stands out."""
+CLASS_COLOURS = (
+    *("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7"),
+    *("#900860", "#38e800", "#9000f8", "#485000", "#f800f8", "#0008f8", "#e8c0e0"),
+    *("#98d8a0", "#e00068", "#8078f8", "#5830a8", "#983800", "#b808b0", "#887800"),
+)
+"""The colours of Okabe and Ito that show on white and on black, the third of which, for tail classes, stands out; then
+each time the colour farthest in OKLab from those before, from grey and from both papers."""
 _HEIGHT, _NARROW_HEIGHT = 4.4, 8.0
 _DOT, _MARK = 7, 30
 _DOTS: dict[str, Any] = {"s": _DOT, "edgecolors": GREY, "linewidths": 0.2, "rasterized": True}
@@ -26,63 +30,47 @@ _CLIPPED = 0.02
 """Clip the colour scale: otherwise a few extremes would leave all others one colour."""
 
 
-def draw_embedding_map(shown: EmbeddingMap, sides: list[Side], figure: Figure) -> None:
-    """Draw the samples by tau and, if there are classes, by class, with the hottest and coldest marked."""
-    count = 2 if shown.colouring else 1
-    figure.set_figheight(_NARROW_HEIGHT * count / 2 if is_narrow(figure) else _HEIGHT)
-    by_tau, *by_class = panels(figure, count)
-    _draw_tau(figure, by_tau, shown, sides)
-    _mark(by_tau, shown, SIDES, ("lowest tau", "highest tau"))
-    if by_class and shown.colouring:
-        _draw_classes(by_class[0], shown, shown.colouring, sides)
-        _mark(by_class[0], shown, (INK, INK), (None, None))
-    for axes in (by_tau, *by_class):
+def draw_embedding_map(shown: EmbeddingMap, figure: Figure) -> None:
+    """Draw the samples by tau if they have one, with the hottest and coldest marked, and by class if there are any.
+
+    The names of classes, which are data, are not drawn but listed by the page.
+    """
+    has_tau = any(points.tau is not None for points in shown.points.values())
+    draws = [_draw_tau] * has_tau + [_draw_classes] * (shown.colouring is not None or not has_tau)
+    figure.set_figheight(_NARROW_HEIGHT * len(draws) / 2 if is_narrow(figure) else _HEIGHT)
+    for place, (draw, axes) in enumerate(zip(draws, panels(figure, len(draws)), strict=True)):
+        draw(figure, axes, shown)
+        if place == 0 and len(shown.points) > 1:
+            for side, marker in zip(shown.points, MARKERS, strict=False):
+                axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side, zorder=3)
+        if draw is _draw_tau:
+            _mark(axes, shown, SIDES, ("lowest tau", "highest tau"))
+        else:
+            _mark(axes, shown, (INK, INK), (None, None))
         _finish(axes)
 
 
-def colour_legend(colouring: Colouring) -> list[tuple[str, str, str]]:
-    """Return each class's colour (#rrggbb, on light and on dark paper), label in the figure, and name.
-
-    The name of a class comes from the data and is not drawn.
-    """
-    drawn = [
-        f"class {place}" if colouring.are_classes else f"{name} classes"
-        for place, name in enumerate(colouring.names, start=1)
-    ]
-    return list(zip(CLASS_COLOURS, drawn, colouring.names, strict=False))
-
-
-def class_names(colouring: Colouring) -> str:
-    """Return which class each label in the figure stands for."""
-    return "; ".join(f"{drawn}: {name}" for _, drawn, name in colour_legend(colouring))
-
-
-def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap, sides: list[Side]) -> None:
-    tau = np.concatenate([points.tau for points in shown.points.values()])
-    low, high = np.quantile(tau, (_CLIPPED, 1 - _CLIPPED))
+def _draw_tau(figure: Figure, axes: Axes, shown: EmbeddingMap) -> None:
+    of_sides = {side: points for side, points in shown.points.items() if points.tau is not None}
+    low, high = np.quantile(np.concatenate([points.tau for points in of_sides.values()]), (_CLIPPED, 1 - _CLIPPED))
     drawn: Any = None
-    for side, marker in zip(sides, MARKERS, strict=False):
-        points = shown.points[side.name]
+    for marker, points in zip(MARKERS, of_sides.values(), strict=False):
         x, y = points.xy.T
         drawn = axes.scatter(x, y, c=points.tau, cmap=COLOUR_MAP, vmin=low, vmax=high, marker=marker, **_DOTS)
-        if len(sides) > 1:
-            axes.scatter([], [], s=2 * _DOT, marker=marker, color=INK, label=side.name, zorder=3)
     place: dict[str, Any] = {"location": "bottom" if is_narrow(figure) else "right", "aspect": 30, "pad": 0.02}
     bar = figure.colorbar(drawn, ax=axes, extend="both", label="tau (dimensionless)", **place)
     bar.outline.set_visible(False)
     bar.ax.tick_params(length=0)
 
 
-def _draw_classes(axes: Axes, shown: EmbeddingMap, colouring: Colouring, sides: list[Side]) -> None:
-    names = [(NO_GROUP, GREY, "no class"), *((k, c, n) for k, (c, n, _) in enumerate(colour_legend(colouring)))]
+def _draw_classes(figure: Figure, axes: Axes, shown: EmbeddingMap) -> None:
+    codes = np.full(len(shown.sample_ids), NO_GROUP) if shown.colouring is None else shown.colouring.codes
     # The rarest last, on top of the others.
-    for code, colour, name in names:
-        chosen = colouring.codes == code
-        if chosen.any():
-            axes.scatter([], [], s=2 * _DOT, marker="s", color=colour, label=name, zorder=3)
-            for side, marker in zip(sides, MARKERS, strict=False):
-                x, y = shown.points[side.name].xy[chosen].T
-                axes.scatter(x, y, c=colour, marker=marker, **_DOTS)
+    for code, colour in enumerate((GREY, *CLASS_COLOURS), start=NO_GROUP):
+        chosen = codes == code
+        for marker, points in zip(MARKERS, shown.points.values(), strict=False):
+            x, y = points.xy[chosen].T
+            axes.scatter(x, y, c=colour, marker=marker, **_DOTS)
 
 
 def _mark(axes: Axes, shown: EmbeddingMap, colours: Sequence[str], labels: Sequence[str | None]) -> None:

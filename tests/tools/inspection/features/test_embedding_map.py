@@ -11,6 +11,7 @@ from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
 from thermopile.tools.inspection.features.run_features import Asked
 from thermopile.tools.inspection.opening import read_run
+from thermopile.tools.inspection.temperatures import groups
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -25,7 +26,7 @@ SIZES = (34, 16, 8, 4, 2, 1)
 def mapped(run, at="latest", **options):
     """The map of a run and its notes."""
     inspection = read_run(run, at=at)
-    return embedding_map(inspection, survey(inspection, **options)), inspection.notes
+    return embedding_map(inspection, survey(inspection, ()), **options), inspection.notes
 
 
 @pytest.fixture(scope="module")
@@ -113,18 +114,18 @@ def test_every_class_is_on_the_map_however_rare_and_again_the_same(saved_run, mo
 
 
 def test_few_classes_are_coloured_by_name_and_many_by_frequency(found, saved_run, monkeypatch):
-    assert found.colouring.are_classes
+    assert len(found.colouring.names) == len(SIZES)
     assert np.bincount(found.colouring.codes + 1).tolist() == [1, *SIZES]
     monkeypatch.setattr(module, "MAX_CLASSES", 5)
     classes = mapped(saved_run[0])[0].colouring
-    assert (classes.names, classes.are_classes) == (["head", "medium", "tail"], False)
+    assert classes.names == ["head classes", "medium classes", "tail classes"]
     assert np.bincount(classes.codes + 1).tolist() == [1, 34 + 16, 8 + 4, 2 + 1]
 
 
 def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatch):
     monkeypatch.setattr(module, "MAX_SAMPLES", 40)
     monkeypatch.setattr(module, "MARKED", 5)
-    shown, notes = mapped(images_run, by=())
+    shown, notes = mapped(images_run, by="caption")
     assert notes == ["The samples have no captions: the dataset holds images only."]
     assert shown.colouring is None
     assert shown.similarity is None
@@ -235,13 +236,29 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
     assert "There is no map of the embeddings: features need the run's dataset; pass its path with --data" in notes
 
 
-def test_with_too_few_samples_or_no_tau_there_is_no_map(hostile_dataset, tmp_path):
+def test_a_column_of_too_many_values_colours_nothing(images_run, monkeypatch):
+    monkeypatch.setattr(groups, "MAX_GROUPS", 5)
+    assert mapped(images_run, by="uri")[0].colouring is None
+    assert len(mapped(images_run)[0].colouring.names) == 2
+
+
+def test_without_temperatures_the_map_is_of_classes_alone(hostile_dataset, tmp_path):
+    run = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")
+    save_encoders(run, hostile_dataset)
+    shown, notes = mapped(run)
+    assert not any("no map" in note for note in notes)
+    assert list(shown.points) == ["image", "text"]
+    for points in shown.points.values():
+        assert points.tau is None
+        assert not (points.coldest | points.hottest).any()
+    assert np.bincount(shown.colouring.codes + 1).tolist() == [1, *SIZES]
+    by_caption, _ = mapped(run, by="caption")
+    assert (by_caption.colouring.word, by_caption.colouring.names != shown.colouring.names) == ("caption", True)
+
+
+def test_with_too_few_samples_there_is_no_map(hostile_dataset, tmp_path):
     taus = {"image": np.full(66, 0.05), "text": np.full(66, 0.05)}
     few = write_run(tmp_path / "few", hostile_dataset, taus, visited=np.arange(66) < 15)
     shown, (*_, note) = mapped(few)
     assert shown is None
     assert "it needs 16 visited samples, but there are only 15" in note
-    without = write_run(tmp_path / "without", hostile_dataset, {}, objective="sogclr")
-    shown, notes = mapped(without)
-    assert shown is None
-    assert "There is no map of the embeddings: no sample has a temperature to show" in notes

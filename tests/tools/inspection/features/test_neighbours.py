@@ -65,6 +65,9 @@ def test_the_weights_of_negatives_are_the_softmax_at_the_temperature_of_the_side
         np.testing.assert_allclose(ranking.weights, by_id[ranking.sample_ids], rtol=1e-3, atol=1e-12)
         assert ranking.weights.sum() == pytest.approx(1, abs=1e-5)
         assert 7 not in ranking.sample_ids
+        ranks, at_ranks = map(np.array, zip(*ranking.curve, strict=True))
+        assert (ranks[0], ranks[-1], len(ranks) > 100, (np.diff(ranks) > 0).all()) == (1, SAMPLES - 1, True, True)
+        np.testing.assert_allclose(at_ranks, np.sort(expected)[::-1][ranks - 1], rtol=1e-3, atol=1e-12)
 
 
 def test_in_a_run_on_images_the_nearest_pictures_are_the_hardest_negatives(images, drawn):

@@ -105,6 +105,7 @@ def test_the_kinds_of_all_samples_are_those_of_the_definitions(frame, columns):
     assert frame["kind"].to_list() == slowly(columns)
 
 
+@pytest.mark.wide
 def test_single_samples_are_shown_with_their_kind_in_words_and_for_a_program_by_name(run, tmp_path):
     ids = list(map(str, APART * np.arange(len(EXPECTED))))
     asked = ["inspect", str(run.path), "--sample"]

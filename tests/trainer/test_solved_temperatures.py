@@ -10,8 +10,8 @@ from scipy.special import logsumexp
 from scipy.stats import spearmanr
 from torch.nn.functional import normalize
 
-from thermopile.tools.inspection.temperatures.solved import Bounds, at_rest, solve
 from thermopile.trainer.objectives import Progress, create_objective
+from thermopile.trainer.solved_temperatures import Bounds, at_rest, solve
 
 N, D = 3000, 16
 

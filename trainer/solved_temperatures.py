@@ -6,8 +6,6 @@ alike and cancels, so similarities will do. The divergence falls as tau rises, i
 variance of h / tau under q, and Newton's steps are taken on its logarithm, which is nearly straight.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....pipeline.cores import cores
-from ....storage.kernels import kernel
+from ..pipeline.cores import cores
+from ..storage.kernels import kernel
 
 SOLVED_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""

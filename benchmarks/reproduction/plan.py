@@ -30,7 +30,7 @@ Settings = dict[str, Any]
 BATCH = 128
 EPOCHS: dict[Mode, int] = {"unimodal": 16, "bimodal": 32}
 EPOCHS_ON_DRAWINGS = 64
-EPOCHS_ON: dict[On, int] = {"icons": 4, "fashion": 16}
+EPOCHS_ON: dict[On, int] = {"icons": 8, "fashion": 16}
 TRIALS, TRIALS_AGAIN, TRIALS_UNDER_NOISE, TRIALS_OF_RIVAL = 16, 8, 12, 5
 """Runs of a search; of one that is begun from what another chose; of both on data with wrong
 captions."""

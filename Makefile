@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: trainers demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm azurite clean
+.PHONY: trainers site demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm azurite clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,7 +43,7 @@ fast-tests: .venv/ready link
 
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
 # browser, an object server, a Ray cluster or, as root, hosts (network namespaces) and Slurm on two of them.
-test-wide: .venv/ready link browser slurm azurite trainers
+test-wide: .venv/ready link browser slurm azurite trainers site
 	PYTHONPATH="$(CURDIR)/build/trainers" PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 4
 
 # What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
@@ -139,6 +139,11 @@ azurite:
 	@[ -x build/azurite/node_modules/.bin/azurite-blob ] || \
 	  { command -v npm >/dev/null && setup/quietly npm install --no-fund --no-audit --prefix build/azurite azurite@3.37.0; } || \
 	  echo "Without azurite, the tests of az:// are skipped."
+
+# The pages as a site, in build/site: any warning, such as a broken link, is an error.
+site: link
+	@[ -d build/mkdocs/material ] || $(PIP) --target build/mkdocs mkdocs-material==9.8.2 'mkdocstrings[python]==1.0.8'
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=build/mkdocs .venv/bin/python -m mkdocs build --quiet --strict
 
 # Other libraries' trainers, in which our batches and losses are tested; without them, these tests are skipped.
 trainers:

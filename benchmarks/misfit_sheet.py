@@ -44,8 +44,8 @@ def main(folder: Path, out: Path) -> None:
     for cell, number, row in zip(cells, shown, dataset.rows(shown), strict=True):
         cell.imshow(Image.open(BytesIO(dataset.jpeg(number))))
         cell.set_axis_off()
-        cell.set_title(fill(shorten(row["caption"], LETTERS * LINES, placeholder=" …"), LETTERS), fontsize=7, y=-0.02,
-                       verticalalignment="top")  # fmt: skip
+        caption = shorten(row["caption"], LETTERS * LINES, placeholder=" …")
+        cell.set_title(fill(caption, LETTERS), fontsize=8)
         click.echo(f"{row['sample_id']}: {row['caption']}")
     figure.savefig(out, dpi=120)
 

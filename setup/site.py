@@ -23,7 +23,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in sorted((ROOT / "docs").glob("*.md")):
         pages[f"docs/{page.name}"] = page.read_text("utf-8").replace("](../README.md", "](../index.md")
     pages["docs/api.md"] = _api()
-    found = Files([file for file in files if file.generated_by or not str(file.abs_src_path).startswith(str(ROOT / "docs"))])
+    found = Files([file for file in files if not str(file.abs_src_path).startswith(str(ROOT / "docs"))])
     beside = set[str]()
     for name, text in pages.items():
         for to in {match[1] for match in LINK.finditer(text)}:

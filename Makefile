@@ -44,7 +44,12 @@ fast-tests: .venv/ready link
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
 # browser, an object server, a Ray cluster or, as root, hosts (network namespaces) and Slurm on two of them.
 test-wide: .venv/ready link browser slurm azurite trainers site
-	PYTHONPATH="$(CURDIR)/build/trainers" PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(COUNTED) --budget inf --budget-a-file inf $(PYTEST) -m "wide and not soak" $(SHARED_OUT) 4
+	PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(WIDE) tests $(addprefix --ignore=,$(OTHERS))
+	PYTHONPATH="$(CURDIR)/build/trainers" $(WIDE) $(OTHERS)
+
+WIDE = $(COUNTED) --budget inf --budget-a-file inf .venv/bin/pytest --rootdir tests -m "wide and not soak" $(SHARED_OUT) 4
+# Alone, for with them on the path transformers and timm import torchvision, which no other test is to depend on.
+OTHERS = $(addprefix tests/,test_keep_your_trainer.py trainer/test_presets.py trainer/test_timm_and_open_clip.py)
 
 # What the tests find: breaks chosen and drawn lines one at a time, in a copy of the tree, and names the tests that fail.
 # Takes about half an hour on an idle core. Only some: make mutants MUTANTS=chosen, or MUTANTS='--drawn 60 pipeline/order/order.py'.

@@ -90,6 +90,9 @@ class ArraysSource(Source):
     def describe(self) -> dict[str, Any]:
         return {"kind": "arrays", "root": real_root(self.files), "listing": self._listing}
 
+    def marks(self) -> dict[str, str]:
+        return {as_text(file.name): self._listing for file in self.files}
+
     def _read(self, file: Place, image: str, group: str | None) -> Iterator[tuple[str, NDArray[Any]]]:
         """Yield the array of a file, or the pictures and the classes of an .npz, each with its place for messages."""
         try:

@@ -91,19 +91,23 @@ def test_arrays_of_an_npz_can_be_named_and_the_others_are_counted(opened):
 
 
 def test_a_worker_holds_the_pictures_of_its_shard_alone(opened):
-    source = opened(*PAIRS["npy"])
-    sent = pickle.dumps(source), pickle.dumps(source.work(np.array([5, 2])))
-    assert sum(map(len, sent)) < COLOURED.nbytes + 1_500
+    pixels = np.random.default_rng(1).integers(0, 256, (200, 32, 32, 3), np.uint8)
+    source = opened(npy(pixels), npy(np.arange(200)))
+    sent = pickle.dumps(source), pickle.dumps(source.work(np.array([150, 2])))
+    assert sum(map(len, sent)) < pixels.nbytes / 20
     found = list(pickle.loads(sent[0]).read(pickle.loads(sent[1])))
-    assert [(each.source_index, each.sample.group) for each in found] == [(5, "10"), (2, "1")]
-    assert np.array_equal(np.asarray(found[0].sample.picture), COLOURED[5])
+    assert [(each.source_index, each.sample.group) for each in found] == [(150, "150"), (2, "2")]
+    assert np.array_equal(np.asarray(found[0].sample.picture), pixels[150])
 
 
-def test_the_digest_of_the_listing_is_of_pixels_classes_and_their_names(opened):
+def test_the_digest_that_tells_of_changed_files_is_of_pixels_classes_and_their_names(opened):
     others = COLOURED.copy()
     others[6, 4, 5, 2] ^= 1
     made = [(COLOURED, LABELS), (others, LABELS), (COLOURED, LABELS[::-1]), (COLOURED, LABELS + 1)]
-    assert len({opened(npy(pixels), npy(labels)).describe()["listing"] for pixels, labels in made}) == 4
+    sources = [opened(npy(pixels), npy(labels)) for pixels, labels in made]
+    assert len({source.describe()["listing"] for source in sources}) == 4
+    assert len({tuple(source.marks().items()) for source in sources}) == 4
+    assert [*sources[0].marks()] == ["a", "b"]
 
 
 class Trap:

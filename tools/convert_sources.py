@@ -204,8 +204,7 @@ KINDS = (
     ),
     Kind(
         "karpathy",
-        "Convert a list in Karpathy's json, such as dataset_coco.json, with all captions of each picture. Its split "
-        "test is OUT-test.",
+        "Convert a list in Karpathy's json, such as dataset_coco.json. Its split test is OUT-test.",
         "dataset_flickr30k.json data/flickr30k --root flickr30k-images",
         "karpathy:KarpathySource",
         _FILE,
@@ -262,8 +261,7 @@ KINDS = (
     ),
     Kind(
         "arrays",
-        "Convert arrays of pictures, uint8: an .npz; or the .npy or idx file (MNIST's, also .gz) of the pictures, and "
-        "that of the classes, if any.",
+        "Convert pictures, uint8, and classes, if any: an .npz, or an .npy or idx file (MNIST's, also .gz) of each.",
         "images.npy labels.npy data/images",
         "arrays:ArraysSource",
         _FILE,

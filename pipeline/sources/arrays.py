@@ -20,6 +20,8 @@ from .source_file import SourceFile
 
 MAX_BYTES = 4 << 30
 """Limit of an array, since it is held in memory."""
+_IMAGE, _GROUP = "images;x;x_train;train_images;arr_0", "labels;y;y_train;train_labels;arr_1"
+"""Names of arrays by numpy, Keras and MedMNIST."""
 
 
 class ArraysSource(Source):
@@ -32,13 +34,7 @@ class ArraysSource(Source):
 
     mode = "images"
 
-    def __init__(
-        self,
-        files: Sequence[AnyPlace],
-        *,
-        image: str = "images;x;x_train;train_images;arr_0",
-        group: str | None = "labels;y;y_train;train_labels;arr_1",
-    ) -> None:
+    def __init__(self, files: Sequence[AnyPlace], *, image: str = _IMAGE, group: str | None = _GROUP) -> None:
         self.files, self.unused = [*map(place_of, files)], Account()
         (place, pixels), *labels = (found for file in self.files for found in self._read(file, image, group))
         shape = pixels.shape[:3] if pixels.shape[3:] == (1,) else pixels.shape
@@ -57,16 +53,17 @@ class ArraysSource(Source):
         self._listing = listing_digest(self._pixels, self._classes, np.array(self._names, "S"))
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_pixels": self._pixels[:0], "_classes": self._classes[:0]}
+        return vars(self) | {"_pixels": self._pixels[:0]}
 
     def __len__(self) -> int:
         return len(self._pixels)
 
     def __getitem__(self, index: int) -> Sample:
-        return self._sample(index, self._pixels[index], self._classes[index])
+        return self._sample(index, self._pixels[index])
 
-    def _sample(self, index: int, pixels: NDArray[np.uint8], number: int) -> Sample:
-        return Sample(self.uri(index), str(index), Image.fromarray(pixels), group=self._names[number] or None)
+    def _sample(self, index: int, pixels: NDArray[np.uint8]) -> Sample:
+        group = self._names[self._classes[index]]
+        return Sample(self.uri(index), self.key(index), Image.fromarray(pixels), group=group or None)
 
     def uri(self, index: int) -> str:
         return f"{as_text(self.files[0].name)}/{index}"
@@ -75,11 +72,11 @@ class ArraysSource(Source):
         return str(index)
 
     def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
-        return Work(indices, unchanged_since, (self._pixels[indices], self._classes[indices]))
+        return Work(indices, unchanged_since, self._pixels[indices])
 
     def read(self, work: Work) -> Iterator[Read]:
-        for index, *row in zip(work.indices.tolist(), *work.rows, strict=True):
-            yield Read(index, self._sample(index, *row))
+        for index, pixels in zip(work.indices.tolist(), work.rows, strict=True):
+            yield Read(index, self._sample(index, pixels))
 
     def groups(self) -> ClassGroups | None:
         return ClassGroups(self._names, self._classes) if any(self._names) else None

@@ -171,9 +171,8 @@ def _all_are(kind: type, values: list[Any]) -> bool:
 
 def _layout_of(root: Path, files: Mapping[str, bytes], superclasses: bool) -> _Layout:
     layouts = [layout for layout in _LAYOUTS if layout.superclasses == superclasses]
-    for layout in layouts:
-        if layout.names_file in files:
-            return layout
+    if found := [layout for layout in layouts if layout.names_file in files]:
+        return found[0]
     wanted, kind = ", ".join(layout.names_file for layout in layouts), "CIFAR-100" if superclasses else "CIFAR"
     raise SourceError(f"{root} is not a {kind} archive, python or binary: it has none of {wanted}")
 

@@ -61,18 +61,18 @@ def main(folder: Path, kinds: Path | None, own_gamma: bool, only: tuple[str, ...
         click.echo(searched(folder.absolute(), kinds.absolute(), only or tuple(SEARCHED)))
         return
     data, test = (converted(GlyphSource(GLYPHS_SEED, test=name == "test"), folder / name) for name in ("train", "test"))
-    rows = []
+    rows, epochs = [], EPOCHS // 2 if own_gamma else EPOCHS
     for cell in OWN_GAMMA if own_gamma else CELLS:
         words = ", ".join(f"{key} {value}" for key, value in cell.items())
         settings: dict[str, object] = {"objective.tau_step": "none"} | {f"objective.{key}": cell[key] for key in cell}
-        settings |= {"epochs": EPOCHS, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
-        settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * EPOCHS}  # after the last step
+        settings |= {"epochs": epochs, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
+        settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * epochs}  # after the last step
         name = words.replace(", ", "-").replace(" ", "-").replace(":", "-")
         runs = [trained(data, folder / f"{name}-{seed}", settings | {"seed": seed}) for seed in range(SEEDS)]
         scores = [_scores(RunDirectory(run)) for run in runs]
         rows.append((words, *(_shown(name, [of_run[name] for of_run in scores]) for name in scores[0])))
     click.echo(words_of(describe_machine("torch")) + "\n")
-    click.echo(table((f"{SEEDS} seeds, {EPOCHS} epochs", *scores[0]), rows))
+    click.echo(table((f"{SEEDS} seeds, {epochs} epochs", *scores[0]), rows))
 
 
 def _shown(name: str, of_seeds: list[float]) -> str:

@@ -8,10 +8,13 @@ import struct
 
 import numpy as np
 import pytest
+from obstore.store import MemoryStore
 
 from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.sources import arrays
 from thermopile.pipeline.sources.arrays import ArraysSource
+from thermopile.storage import bucket
+from thermopile.storage.bucket import Address
 
 COLOURED = np.random.default_rng(0).integers(0, 256, (7, 5, 6, 3), np.uint8)
 GREY = COLOURED[..., 0]
@@ -189,3 +192,15 @@ def test_only_files_are_opened(tmp_path):
     for path, reason in ((tmp_path / "pipe", "named pipe"), (tmp_path, "directory"), (tmp_path / "none", "No such")):
         with pytest.raises(SourceError, match=reason):
             ArraysSource([path])
+
+
+def test_arrays_may_lie_in_a_bucket(monkeypatch):
+    store = MemoryStore()
+    monkeypatch.setattr(bucket, "_store", lambda bucket, repeats=0: store)
+    for number, files in enumerate((PAIRS["npz"], PAIRS["npy"], PAIRS["idx, packed"])):
+        addresses = [Address("bucket", f"in/{number}/{place}") for place in range(len(files))]
+        for address, content in zip(addresses, files, strict=True):
+            address.write(content)
+        source = ArraysSource(addresses)
+        assert [source[place].group for place in range(7)] == NAMES
+        assert source.describe()["root"] == f"s3://bucket/in/{number}"

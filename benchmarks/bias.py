@@ -115,7 +115,7 @@ def error(cell: Cell, seed: int) -> float:
     method, data, epoch = METHODS[cell.name], make_data(samples, seed, long_tail=tail), samples // batch
     objective = create_objective(method.name, method.mode, **method.settings)
     if alpha:
-        objective = OfSogclr("bimodal", SogclrSettings(tau=TAU))
+        objective = OfSogclr("bimodal", SogclrSettings(tau=TAU, gamma=0.2))
         objective.alpha = alpha
     state = {name: torch.full((samples,), value) for name, value in objective.fields.items()}
     state |= {"visits": torch.zeros(samples)} if state else {}

@@ -43,11 +43,11 @@ CELLS += [{"tau_init": 0.01, "eta": 0.01, "rho": 6.0} | more for more in ({}, {"
 """Settings of the objective; the others are those of `--preset glyphs`, but for tau_step, which is unset where it is
 not named. The last two have the papers' values."""
 OWN_GAMMA: list[dict[str, Any]] = [
-    cell | gamma
+    cell | {"gamma": gamma} | ({"name": name} if name else {})
     for cell in ({"eta": 0.02}, {"eta": 0.005, "tau_step": 0.1})
-    for gamma in ({"gamma": 0.8}, {"gamma": 0.2}, {"name": "thermopile.benchmarks.own_gamma:OfIsogclr"})
+    for name, gamma in product((None, "thermopile.benchmarks.own_gamma:OfIsogclr"), (0.8, 0.2))
 ]
-"""Those with --own-gamma: many samples are stuck with the first, none with the second."""
+"""Those with --own-gamma; gamma is its floor. Many samples are stuck with the first eta, none with the second."""
 
 
 @click.command(help=__doc__)

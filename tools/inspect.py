@@ -16,6 +16,7 @@ from click.core import ParameterSource
 from pydantic import TypeAdapter
 
 from ..storage.files import may_make, refuse_link
+from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, Places, place_of
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
@@ -192,8 +193,8 @@ class InspectOptions:
     "--export",
     "rows_file",
     type=click.Path(path_type=Path),
-    metavar="FILE.parquet|csv",
-    help="Write one row per sample instead.",
+    metavar="NAME.parquet|csv|fiftyone",
+    help="Write one row per sample instead; .fiftyone: a folder with the pictures, which FiftyOne imports.",
 )
 @click.option(
     "--serve",
@@ -474,7 +475,8 @@ def write_rows(asked: InspectOptions) -> None:
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
-    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+    size = LocalPath(to).size_below() or to.stat().st_size
+    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {size / 1e6:,.1f} MB")
 
 
 def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:

@@ -1,9 +1,10 @@
-"""Export all samples of a snapshot to one file: their rows of the samples table and of the state."""
+"""Export all samples of a snapshot: their rows of the samples table and of the state."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,9 +20,10 @@ from ...pipeline.opening import Dataset
 from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
-from ...trainer.errors import ConfigError
+from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
+from .fiftyone_folder import SUFFIX, fiftyone_samples
 from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
@@ -48,14 +50,27 @@ def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
 _WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
-def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overwrite: bool) -> None:
+@contextmanager
+def _writing(to: Path, schema: pa.Schema, dataset: Dataset | None) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield a function that writes rows in the format of the suffix; `to` is there once the block is through."""
+    if to.suffix != SUFFIX:
+        with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
+            yield writer.write_table
+    elif dataset:
+        with fiftyone_samples(to, dataset) as write:
+            yield write
+    else:
+        raise RunError(f"{to} needs the pictures of the run's dataset; say with --data where it is now")
+
+
+def check_target(to: Path, suffixes: Collection[str] = (*_WRITERS, SUFFIX), *, overwrite: bool) -> None:
     """Raise ConfigError if `to` is unusable: another suffix than these, no folder, a run's own, existing file."""
     if to.suffix not in suffixes:
         raise ConfigError(f"{to} does not end in {' or '.join(suffixes)}; choose another name")
     if not to.absolute().parent.is_dir():
         raise ConfigError(f"{to}: directory {to.absolute().parent} does not exist; create it first")
     if to.is_dir():
-        raise ConfigError(f"{to} is a directory; pass a file name")
+        raise ConfigError(f"{to} is a directory; choose another name")
     if to.exists() and not overwrite:
         raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
     refuse_in_run(place_of(to), is_file=True)
@@ -69,7 +84,7 @@ def export_rows(
     by_features: ByFeatures | None = None,
     more: pa.Table | None = None,
 ) -> None:
-    """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
+    """Write one row per sample, ordered by id, as Parquet, CSV or a folder for FiftyOne by the suffix of `to`.
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
     float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
@@ -80,12 +95,12 @@ def export_rows(
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
-    reader = inspection.state
-    with written_aside(to) as file, ExitStack() as opened:
-        writer, done = None, 0
-        for table in _tables(inspection, reader, confirmation, by_features, more):
-            writer = writer or opened.enter_context(_WRITERS[to.suffix](file, table.schema))
-            writer.write_table(table)
+    reader, done = inspection.state, 0
+    tables = _tables(inspection, reader, confirmation, by_features, more)
+    first = next(tables)
+    with _writing(to, first.schema, inspection.dataset) as write:
+        for table in chain([first], tables):
+            write(table)
             done += len(table)
             on_progress(done, reader.samples)
 
@@ -93,15 +108,15 @@ def export_rows(
 def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None:
     """Write the samples whose temperatures were solved, with their columns of the samples table and SIDE/tau_solved.
 
-    As Parquet or CSV by the suffix of `to`, which is replaced once the file is complete. Raises DatasetError, OSError.
+    In the format of the suffix of `to`, which is replaced once the file is complete. Raises DatasetError, OSError.
     """
     table = dataset.take(found.sample_ids, [name for name in dataset.schema.names if name != PLACE_IN_SHARD])
     table = table.add_column(0, SAMPLE_ID, pa.array(found.sample_ids))
     for side, solved in found.sides.items():
         table = table.append_column(f"{side}/{TAU_SOLVED}", pa.array(solved.tau))
     table = of_dataset(table, {FINGERPRINT: dataset.index.fingerprint})
-    with written_aside(to) as file, _WRITERS[to.suffix](file, table.schema) as writer:
-        writer.write_table(table)
+    with _writing(to, table.schema, dataset) as write:
+        write(table)
 
 
 def of_dataset(table: pa.Table, metadata: Mapping[str, str]) -> pa.Table:

@@ -2,8 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,25 +20,20 @@ SUFFIX, KEEP, DROP = ".fiftyone", "keep", "drop"
 MAX_BYTES = 1 << 30
 
 
-@contextmanager
-def fiftyone_samples(to: Path, dataset: Dataset) -> Iterator[Callable[[pa.Table], None]]:
-    """Make a folder for `fiftyone.types.FiftyOneDataset`; yield a function that adds rows and their stored JPEGs.
+def write_folder(to: Path, tables: Iterable[pa.Table], dataset: Dataset) -> None:
+    """Write rows and their stored JPEGs to a new folder, for `fiftyone.types.FiftyOneDataset`.
 
     Without metadata.json, FiftyOne takes a field's type from its values; null, nan and inf are left out for that.
     """
     with LocalPath(to).built() as folder:
         (folder / "data").mkdir(parents=True)
         with open(folder / "samples.json", "x", encoding="utf-8") as file:
-
-            def write(table: pa.Table) -> None:
-                for row in table.to_pylist():
-                    path = f"data/{row['sample_id']}.jpg"
-                    (folder / path).write_bytes(dataset.jpeg(row["sample_id"]))
-                    usable = {name.replace("/", "_"): value for name, value in row.items() if _is_finite(value)}
-                    line = json.dumps(usable | {"filepath": path, "tags": []})
-                    file.write(f",\n{line}" if file.tell() else f'{{"samples": [\n{line}')
-
-            yield write
+            for number, row in enumerate(row for table in tables for row in table.to_pylist()):
+                path = f"data/{row['sample_id']}.jpg"
+                (folder / path).write_bytes(dataset.jpeg(row["sample_id"]))
+                usable = {name.replace("/", "_"): value for name, value in row.items() if _is_finite(value)}
+                line = json.dumps(usable | {"filepath": path, "tags": []})
+                file.write(f",\n{line}" if number else f'{{"samples": [\n{line}')
             file.write("\n]}\n")
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -17,13 +16,12 @@ from numpy.typing import NDArray
 from ...pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
 from ...pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ...pipeline.opening import Dataset
-from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
 from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
-from .fiftyone_folder import SUFFIX, fiftyone_samples
+from .fiftyone_folder import SUFFIX, write_folder
 from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
@@ -50,17 +48,16 @@ def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
 _WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
-@contextmanager
-def _writing(to: Path, schema: pa.Schema, dataset: Dataset | None) -> Iterator[Callable[[pa.Table], None]]:
-    """Yield a function that writes rows in the format of the suffix; `to` is there once the block is through."""
-    if to.suffix != SUFFIX:
-        with written_aside(to) as file, _WRITERS[to.suffix](file, schema) as writer:
-            yield writer.write_table
-    elif dataset:
-        with fiftyone_samples(to, dataset) as write:
-            yield write
-    else:
-        raise RunError(f"{to} needs the pictures of the run's dataset; say with --data where it is now")
+def _write(to: Path, tables: Iterator[pa.Table], dataset: Dataset | None) -> None:
+    """Write tables in the format of the suffix of `to`, which they replace once it is complete."""
+    if to.suffix == SUFFIX:
+        if dataset is None:
+            raise RunError(f"{to} needs the pictures of the run's dataset; say with --data where it is now")
+        return write_folder(to, tables, dataset)
+    first = next(tables)
+    with written_aside(to) as file, _WRITERS[to.suffix](file, first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
 
 
 def check_target(to: Path, suffixes: Collection[str] = (*_WRITERS, SUFFIX), *, overwrite: bool) -> None:
@@ -95,14 +92,7 @@ def export_rows(
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
-    reader, done = inspection.state, 0
-    tables = _tables(inspection, reader, confirmation, by_features, more)
-    first = next(tables)
-    with _writing(to, first.schema, inspection.dataset) as write:
-        for table in chain([first], tables):
-            write(table)
-            done += len(table)
-            on_progress(done, reader.samples)
+    _write(to, _tables(inspection, on_progress, confirmation, by_features, more), inspection.dataset)
 
 
 def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None:
@@ -115,8 +105,7 @@ def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None
     for side, solved in found.sides.items():
         table = table.append_column(f"{side}/{TAU_SOLVED}", pa.array(solved.tau))
     table = of_dataset(table, {FINGERPRINT: dataset.index.fingerprint})
-    with _writing(to, table.schema, dataset) as write:
-        write(table)
+    _write(to, iter([table]), dataset)
 
 
 def of_dataset(table: pa.Table, metadata: Mapping[str, str]) -> pa.Table:
@@ -136,14 +125,14 @@ def sample_columns(inspection: Inspection) -> list[str]:
 
 def _tables(
     inspection: Inspection,
-    reader: StateReader,
+    on_progress: OnDone,
     confirmation: Confirmation | None,
     by_features: ByFeatures | None,
     more: pa.Table | None,
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block; metadata names snapshot and dataset."""
-    dataset, snapshot, rules = inspection.dataset, reader.snapshot, KindRules.of(inspection)
-    metadata = {f"thermopile.{name}": str(getattr(snapshot, of)) for name, of in _SNAPSHOT.items()}
+    reader, dataset, rules = inspection.state, inspection.dataset, KindRules.of(inspection)
+    metadata = {f"thermopile.{name}": str(getattr(reader.snapshot, of)) for name, of in _SNAPSHOT.items()}
     metadata[FINGERPRINT] = reader.dataset_fingerprint
     names, samples = sample_columns(inspection), None
     for block, rows in read_blocks(reader, inspection.columns):
@@ -164,6 +153,7 @@ def _tables(
             columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
         columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
         yield pa.table(columns, metadata=metadata)
+        on_progress(block.stop, reader.samples)
 
 
 def _placed(block: range, ids: NDArray[np.int64], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:

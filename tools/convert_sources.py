@@ -95,13 +95,6 @@ class _LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class _OnHub(PlaceType):
-    """Leave an address on Hugging Face's hub to the source, which fetches it."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if str(value).startswith(HUB) else super().convert(value, param, ctx)
-
-
 _LOCAL_FILE = _LocalPath(exists=True, dir_okay=False, path_type=LocalPath)
 _LOCAL = _LocalPath(exists=True, path_type=LocalPath)
 _FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=LocalPath))
@@ -143,8 +136,7 @@ def users_kind(name: str) -> Kind:
 
 def kind_named(name: str, src: str) -> Kind:
     """Return a kind by name; without one, the kind that reads what SRC ends with."""
-    of_hub = "parquet" if src.startswith(HUB) else "folder"
-    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], of_hub)
+    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], "parquet" if src.startswith(HUB) else "folder")
     if found := [kind for kind in KINDS if kind.name == name]:
         return found[0]
     raise click.UsageError(f"no kind of source is called {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
@@ -239,7 +231,7 @@ KINDS = (
         "hf://datasets/ORG/NAME[@REVISION][/PATH] from the hub.",
         "food101/data/train-*.parquet data/food101 --holdout 50",
         "parquet:ParquetSource",
-        _OnHub(_LOCAL),
+        PlaceType(_LOCAL, HUB),
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
             _part(

@@ -110,9 +110,7 @@ def curate(run: Place, keep: Path, at: str, data: Places | None, overwrite: bool
     trains and changes nothing in it.
     """
     if not any(value for option, value in asked.items() if option != "class_column"):
-        raise click.UsageError(
-            "no rule; give --tags, --drop, --drop-misfits, --precision, --thin, --cap or --tau-power"
-        )
+        raise click.UsageError("no rule; give --tags, --drop, --drop-misfits, --precision, --thin, --cap, --tau-power")
     if asked["class_column"] and not asked["per_class"]:
         raise click.UsageError("--by has no effect without --cap")
     from .curation import HALF, CurationRules, curate_run

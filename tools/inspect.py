@@ -16,7 +16,6 @@ from click.core import ParameterSource
 from pydantic import TypeAdapter
 
 from ..storage.files import may_make, refuse_link
-from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, Places, place_of
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
@@ -284,19 +283,9 @@ def inspect(
     place = place_of(run)
     folder = _writable(place, None if to is None else Path(to)) if write else None
     with task_bars() as show:
-        findings = look(
-            place,
-            at=at,
-            against=against,
-            by=by,
-            with_map=with_map,
-            suspects=suspects,
-            rho=rho,
-            asked=Asked(features, weights, allow_code),
-            folder=folder,
-            data=data,
-            on_progress=show,
-        )
+        asked = Asked(features, weights, allow_code)
+        of: dict[str, Any] = {"against": against, "by": by, "with_map": with_map, "suspects": suspects, "rho": rho}
+        findings = look(place, at=at, **of, asked=asked, folder=folder, data=data, on_progress=show)
     if folder is None:
         return findings
     with working("drawing the report"):
@@ -475,7 +464,7 @@ def write_rows(asked: InspectOptions) -> None:
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
-    size = LocalPath(to).size_below() or to.stat().st_size
+    size = place_of(to).size_below() or to.stat().st_size
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {size / 1e6:,.1f} MB")
 
 

@@ -16,7 +16,7 @@ CACHED = re.compile(r".*/datasets--(.+?)--(.+?)/snapshots/")
 def fetched(place: AnyPlace) -> list[AnyPlace]:
     """Return the files of a hub's address in Hugging Face's cache, after fetching what is missing; else the place.
 
-    Its path names a file, or says how the files' paths begin, and may have `*`. Raises SourceError.
+    Its path names a file, or says how files' paths begin, and may have `*`; others may be cached. Raises SourceError.
     """
     if not str(place).startswith(HUB):
         return [place]
@@ -28,5 +28,4 @@ def fetched(place: AnyPlace) -> list[AnyPlace]:
         folder = Path(snapshot_download(found.id, repo_type="dataset", revision=found.revision, allow_patterns=only))
     except Exception as error:  # of the network, the hub, the disk
         raise SourceError(f"{place} cannot be fetched: {' '.join(str(error).split())[:300]}") from error
-    files = [LocalPath(file) for file in folder.rglob("*.parquet")]  # and those of earlier fetches
-    return [file for file in files if fnmatchcase(str(file.relative_to(folder)), only)]
+    return [LocalPath(file) for file in folder.rglob("*.parquet") if fnmatchcase(str(file.relative_to(folder)), only)]

@@ -39,7 +39,9 @@ def hub_of(folder, repo, cache):
                                    for name, each in names.items()]).encode()  # fmt: skip
             elif path.startswith(api):
                 revisions.append(path.partition("/revision/")[2])
-                data = json.dumps({"id": repo, "sha": SHA, "siblings": [{"rfilename": each} for each in names]}).encode()
+                data = json.dumps(
+                    {"id": repo, "sha": SHA, "siblings": [{"rfilename": each} for each in names]}
+                ).encode()
             elif path.startswith(wanted := f"/{repo}/resolve/{SHA}/"):
                 data = names[path.removeprefix(wanted)].read_bytes()
             else:

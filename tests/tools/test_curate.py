@@ -269,8 +269,8 @@ def test_samples_tagged_to_be_kept_stay_beside_those_that_thinning_and_a_cap_lea
     [
         ("[" * 100_000, "it is nested too deeply"),
         ('{"samples": [{"sample_id": 1}]}', "KeyError('tags')"),
-        ('{"samples": 7}', "is not a samples.json of FiftyOne (TypeError"),
-        ("[]", "export the dataset of inspect --export NAME.fiftyone from FiftyOne as a FiftyOneDataset"),
+        ('{"samples": 7}', "export a FiftyOneDataset (TypeError"),
+        ("[]", "is no samples.json; export a FiftyOneDataset"),
         ('{"samples": [{"sample_id": 66, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample 66 of"),
         ('{"samples": [{"sample_id": -1, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample -1 of"),
         ('{"samples": [{"sample_id": 1, "tags": [], "dataset_fingerprint": "f"}]}', "of another dataset than"),
@@ -300,7 +300,7 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
 @pytest.mark.parametrize(
     ("words", "exit_code", "said"),
     [
-        ((), 2, "no rule; give --tags, --drop, --drop-misfits, --precision, --thin, --cap or --tau-power"),
+        ((), 2, "no rule; give --tags, --drop, --drop-misfits, --precision, --thin, --cap, --tau-power"),
         (("--by", "group", "--thin", 1), 2, "--by has no effect without --cap"),
         (("--tau-power", "nan"), 2, "nan is not a number"),
         (("--cap", 2, "--by", "colour"), 2, "samples cannot be grouped by 'colour'"),

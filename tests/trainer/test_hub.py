@@ -1,6 +1,7 @@
 """`hf:org/name`: fetched from the hub where a user types it, kept at its revision, and never for a file's sake."""
 
 import pytest
+from huggingface_hub import ModelCard
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.encoders.hf_hub import hub_name
@@ -26,9 +27,9 @@ def hub(tmp_path):
 
 
 @pytest.mark.wide
-def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_dataset, tmp_path):
+def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, images_dataset, tmp_path):
     settings = sets("data.image_size=16", "batch_size=64", "steps=2", "model.dim=8", f"model.image.name=hf:{REPO}")
-    line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *settings)
+    line = ("train", "--data", images_dataset.path, "--out", tmp_path / "run", *settings)
     assert "cannot be fetched" in run_with(hub, *line, HF_HUB_OFFLINE="1").stderr
     done = run_with(hub, *line)
     assert done.returncode == 0, done.stderr
@@ -36,9 +37,12 @@ def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_
     assert not {"pytorch_model.bin", "evil.py"} & {*hub.asked}
     first = RunDirectory(tmp_path / "run")
     assert first.config().model.image.name == f"hf:{REPO}@{SHA}"
+    assert run_with(hub, "export", first.path, "--to", tmp_path / "out", "--format", "hf").returncode == 0
+    card = ModelCard.load(tmp_path / "out/image/README.md")
+    assert (card.data.base_model, card.data.library_name) == ([REPO], "transformers")
     hub.asked.clear()
     assert "finished at step 2" in run_with(hub, *line, "--resume").stdout  # by the line that started it
-    again = ("train", "--data", pairs_dataset.path, "--config", tmp_path / "run" / "config.toml", "--out")
+    again = ("train", "--data", images_dataset.path, "--config", tmp_path / "run" / "config.toml", "--out")
     assert run_with(hub, *again, tmp_path / "again").returncode == 0  # from the cache
     assert hub.asked == []
     assert losses(RunDirectory(tmp_path / "again")) == losses(first)
@@ -66,6 +70,8 @@ def test_an_architecture_alone_is_fetched_without_weights_and_only_for_a_side_th
     assert done.returncode == 0, done.stderr
     assert "config.json" in hub.asked
     assert "model.safetensors" not in hub.asked
+    assert run_with(hub, "export", tmp_path / "run", "--to", tmp_path / "out", "--format", "hf").returncode == 0
+    assert ModelCard.load(tmp_path / "out/image/README.md").data.base_model is None
 
 
 @pytest.mark.wide

@@ -17,13 +17,13 @@ from ...storage.sealed_json import DamagedJSONError, parse
 from ...trainer.errors import ConfigError
 
 SUFFIX, KEEP, DROP = ".fiftyone", "keep", "drop"
-MAX_BYTES = 1 << 30
+UNTYPED = (None, math.inf, -math.inf)
 
 
 def write_folder(to: Path, tables: Iterable[pa.Table], dataset: Dataset) -> None:
     """Write rows and their stored JPEGs to a new folder, for `fiftyone.types.FiftyOneDataset`.
 
-    Without metadata.json, FiftyOne takes a field's type from its values; null, nan and inf are left out for that.
+    Without metadata.json, FiftyOne takes a field's type from its values; for that, null, nan and inf are left out.
     """
     with LocalPath(to).built() as folder:
         (folder / "data").mkdir(parents=True)
@@ -31,14 +31,14 @@ def write_folder(to: Path, tables: Iterable[pa.Table], dataset: Dataset) -> None
             for number, row in enumerate(row for table in tables for row in table.to_pylist()):
                 path = f"data/{row['sample_id']}.jpg"
                 (folder / path).write_bytes(dataset.jpeg(row["sample_id"]))
-                usable = {name.replace("/", "_"): value for name, value in row.items() if _is_finite(value)}
+                usable = {
+                    name.replace("/", "_"): value
+                    for name, value in row.items()
+                    if value == value and value not in UNTYPED
+                }
                 line = json.dumps(usable | {"filepath": path, "tags": []})
                 file.write(f",\n{line}" if number else f'{{"samples": [\n{line}')
             file.write("\n]}\n")
-
-
-def _is_finite(value: object) -> bool:
-    return math.isfinite(value) if isinstance(value, float) else value is not None
 
 
 def tagged_ids(file: Path, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
@@ -48,13 +48,12 @@ def tagged_ids(file: Path, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
     """
     found, known = {KEEP: list[int](), DROP: list[int]()}, {dataset.index.fingerprint, *dataset.index.predecessors}
     try:
-        for sample in parse(read_regular(file, MAX_BYTES))["samples"]:
+        for sample in parse(read_regular(file, 1 << 30))["samples"]:
             sample_id, tags = sample["sample_id"], {*sample["tags"]}
             if sample[FINGERPRINT_COLUMN] not in known or sample_id not in range(dataset.n):
                 raise ConfigError(f"--tags {file} has sample {sample_id!r:.40} of another dataset than {dataset.place}")
             for tag in found.keys() & tags:
                 found[tag].append(sample_id)
     except (OSError, DamagedJSONError, LookupError, TypeError) as error:
-        cure = "export the dataset of inspect --export NAME.fiftyone from FiftyOne as a FiftyOneDataset"
-        raise ConfigError(f"--tags {file} is not a samples.json of FiftyOne ({error!r:.80}); {cure}") from error
+        raise ConfigError(f"--tags {file} is no samples.json; export a FiftyOneDataset ({error!r:.60})") from error
     return {tag: np.array(ids, np.int64) for tag, ids in found.items()}

@@ -118,9 +118,8 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    own = {SAMPLE_ID, KIND, KIND_FROM, MARGIN, *OF_MISFITS, FINGERPRINT_COLUMN}
-    left_out = {PLACE_IN_SHARD, *own, *inspection.columns}
-    return [name for name in inspection.dataset.schema.names if name not in left_out]
+    own = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, MARGIN, *OF_MISFITS, FINGERPRINT_COLUMN, *inspection.columns}
+    return [name for name in inspection.dataset.schema.names if name not in own]
 
 
 def _tables(

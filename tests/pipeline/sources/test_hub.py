@@ -63,7 +63,7 @@ def test_the_files_of_a_path_are_fetched_once_and_the_dataset_names_their_revisi
 @pytest.mark.wide
 def test_what_the_hub_does_not_have_is_refused_in_one_line(hub, tmp_path):
     for address, said in ((f"{ADDRESS}/validation", "there are no parquet files to read"),
-                          ("hf://datasets/someone/else", "hf://datasets/someone/else cannot be fetched: ")):  # fmt: skip
+                          ("hf://datasets/someone/else", "someone/else cannot be fetched: ")):  # fmt: skip
         done = run_with(hub, "convert", "parquet", address, tmp_path / "out")
         assert done.returncode == 1
         assert said in done.stderr
@@ -71,7 +71,9 @@ def test_what_the_hub_does_not_have_is_refused_in_one_line(hub, tmp_path):
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("address", ["hf://datasets/pairs", "hf://datasets/a/b@", "hf://datasets/../b/c", "hf://datasets/"])
+@pytest.mark.parametrize(
+    "address", ["hf://datasets/pairs", "hf://datasets/a/b@", "hf://datasets/../b/c", "hf://datasets/"]
+)
 def test_an_address_that_is_none_says_how_one_is_written(address):
     with pytest.raises(SourceError, match=r"cannot be fetched: Invalid HF URI"):
         ParquetSource([address])

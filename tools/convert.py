@@ -34,6 +34,7 @@ from ..storage.files import read_regular
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, place_of
 from ..storage.sealed_json import parse
+from ..trainer.plugins import installed
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
 from .arguments import ANY_PLACE, TARS, DatasetPath
@@ -61,10 +62,11 @@ FEW_SAMPLES = 20_000
 
 
 class _Kinds(click.Group):
-    """Also takes `module:name` for a kind."""
+    """Also takes `module:name` for a kind, or the entry point of an installed package."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _command(users_kind(cmd_name)) if ":" in cmd_name else super().get_command(ctx, cmd_name)
+        own = cmd_name if ":" in cmd_name else "" if cmd_name in self.commands else installed("sources").get(cmd_name)
+        return _command(users_kind(own)) if own else super().get_command(ctx, cmd_name)
 
 
 @click.group(

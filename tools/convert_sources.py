@@ -101,7 +101,6 @@ _FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=LocalPath
 _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)
 
-
 _OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "describe")
 
 

@@ -374,9 +374,7 @@ def print_samples(asked: InspectOptions) -> None:
 
     folder = None if asked.as_json and not asked.neighbours else _writable(asked.run, asked.to)
     inspection, surveyed, samples = read_again(read, asked.run, asked.at, asked.data)
-    around: dict[int, Neighbours] = {}
-    if folder and asked.neighbours:
-        around = _around(inspection, samples, folder, asked)
+    around = _around(inspection, samples, folder, asked) if folder and asked.neighbours else {}
     if folder is None or asked.as_json:
         click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return

@@ -104,9 +104,7 @@ def export_encoders(
 
 def why_impossible(config: TrainConfig, format: Format) -> str:
     """Return why the format cannot hold the run's encoders, empty if it can."""
-    sides = {"image": config.model.image}
-    if config.objective.mode == "bimodal":
-        sides["text"] = config.model.text
+    sides = {"image": config.model.image} | ({"text": config.model.text} if config.objective.mode == "bimodal" else {})
     image, names, what = config.model.image.name, [encoder.name for encoder in sides.values()], ""
     if format == "timm" and not image.startswith(TIMM):
         what = f"the run's image encoder is {image!r}, which timm does not have"

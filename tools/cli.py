@@ -122,7 +122,11 @@ def _of_system(error: OSError) -> str:
 @click.option("--debug", is_flag=True, help="Show the full traceback of an error.")
 def main(debug: bool) -> None:
     """Contrastive pretraining with a temperature per sample."""
-    _open_missing_streams()
+    # The next file that is opened would otherwise take a closed stream's number and its output.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, opened := open(os.devnull, mode))  # noqa: SIM115 (stays open)
+            os.set_inheritable(opened.fileno(), True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
@@ -131,17 +135,7 @@ def main(debug: bool) -> None:
         package.addHandler(_WarningsOnStderr(logging.WARNING))
 
 
-def _open_missing_streams() -> None:
-    """Open /dev/null for each closed stream, or the next file that is opened would take its number and its output."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 (stays open)
-            os.set_inheritable(stream.fileno(), True)
-
-
 class _WarningsOnStderr(logging.Handler):
-    """Print the library's warnings, one per line."""
-
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # stderr may be a file on the very disk that is full
             click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)

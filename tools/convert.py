@@ -478,7 +478,6 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
 def _convert_part(
     split: Split, conversion: Conversion, part: PartNumber, on_begun: Callable[[], None] | None
 ) -> dict[str, Any]:
-    """Convert a part and print what was done; return it as a JSON object."""
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")

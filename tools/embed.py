@@ -64,12 +64,7 @@ def embed(
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     device = device_named("auto")
     view = (recipe_named(config.data.recipe), config.data.image_size, device)
-    facts = {
-        "run": str(directory.path),
-        "checkpoint": checkpoint.name,
-        "weights": weights,
-        "dataset": samples.absolute,
-    }
+    facts = {"run": str(directory.path), "checkpoint": checkpoint.name, "weights": weights, "dataset": samples.absolute}
     metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: samples.index.fingerprint}
     with closing(streamed_features(encoders.to(device), samples, tokenizer, *view, rows=batch)) as made:
         write_features(out, samples, made, batch, NUMPY_TYPES[dtype], metadata)

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from ..trainer.config import Weights
 
 
-ALL_SAMPLES = 1 << 40
 _OPTIONS = {
     "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
     "--serve": ["serves", "port", "neighbours", "to"],
@@ -68,7 +67,7 @@ class Features(click.ParamType[int]):
     name = "features"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        words = {"all": ALL_SAMPLES, "none": 0}
+        words = {"all": 1 << 40, "none": 0}
         return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
@@ -237,7 +236,6 @@ def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
 
 
 def _used(asked: InspectOptions) -> set[str]:
-    """Return the names of the options that have an effect."""
     used = {"run", "more_ids", "at", "data", *_OPTIONS[asked.mode]}
     if asked.mode == "a report" or asked.suspects or asked.neighbours or asked.duplicates or asked.features:
         used |= {"weights", "allow_code"}
@@ -247,7 +245,6 @@ def _used(asked: InspectOptions) -> set[str]:
 
 
 def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
-    """Refuse options that would have no effect."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if extra := [option for option in context.command.params if option.name in given - used]:
         names, beside = ", ".join(option.opts[0] for option in extra), mode
@@ -339,7 +336,12 @@ def _print_summary(findings: Findings) -> None:
     if survey is None:
         return
     if survey.sides:
-        _print_tau(findings, survey)
+        names = [f">{side.name}" for side in survey.sides]
+        ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
+        rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
+        print_table([summary.HEAD, *names], rows)
+        if drift := findings.drift:
+            print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
     if survey.parts and survey.sides:
         rows = [
             [of["part"], f"{of['samples']:,}", *map(summary.tau, of["mean_tau"].values())]
@@ -365,15 +367,6 @@ def _print_summary(findings: Findings) -> None:
         print_facts([("forward pass", summary.confirmation(confirmation))])
 
 
-def _print_tau(findings: Findings, survey: Survey) -> None:
-    names = [f">{side.name}" for side in survey.sides]
-    ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
-    rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
-    print_table([summary.HEAD, *names], rows)
-    if drift := findings.drift:
-        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
-
-
 def print_samples(asked: InspectOptions) -> None:
     """Print single samples with their history and write their page, or print them as JSON."""
 
@@ -386,7 +379,12 @@ def print_samples(asked: InspectOptions) -> None:
     inspection, surveyed, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
-        around = _around(inspection, samples, folder, asked)
+        features = _features(inspection, folder, asked)
+        with task_bars() as show:
+            for done, sample in enumerate(samples, start=1):
+                tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
+                around[sample.sample_id] = find_neighbours(features, sample.sample_id, asked.neighbours, tau)
+                show("comparing", done, len(samples))
     if folder is None or asked.as_json:
         click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
@@ -412,19 +410,6 @@ def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> Fe
     folder.mkdir(parents=True, exist_ok=True)
     with task_bars() as show:
         return run_features(inspection, folder, asked.encoders, partial(show, "features"))
-
-
-def _around(
-    inspection: Inspection, samples: list[InspectedSample], folder: Path, asked: InspectOptions
-) -> dict[int, Neighbours]:
-    """Return the neighbours of samples by id."""
-    features, found = _features(inspection, folder, asked), {}
-    with task_bars() as show:
-        for done, sample in enumerate(samples, start=1):
-            tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
-            found[sample.sample_id] = find_neighbours(features, sample.sample_id, asked.neighbours or 0, tau)
-            show("comparing", done, len(samples))
-    return found
 
 
 def report_duplicates(asked: InspectOptions) -> None:

@@ -184,7 +184,6 @@ def _check_paths(asked: TrainOptions) -> None:
 
 
 def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
-    """Return the settings of the command line."""
     layers = below or Layers()
     if asked.preset is not None:
         layers.add_preset(asked.preset)
@@ -349,7 +348,6 @@ def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool
 
 
 def _in_words(run: Run) -> str:
-    """Describe the training in one line."""
     dataset, data = run.dataset, run.config.data
     selected = f"{run.order.samples:,} selected of " if data.select else ""
     parameters = sum(weights.numel() for weights in run.encoders.parameters() if weights.requires_grad)
@@ -380,8 +378,6 @@ def _acknowledge(signal_name: str) -> None:
 
 
 class _TrainingProgress:
-    """Shows step reports in the progress bar, and each hint once."""
-
     def __init__(self, bar: ProgressBar, first_step: int, then: OnReport) -> None:
         self._bar, self._hints_from, self._then = bar, first_step + STEADY_STEPS, then
         self._hinted: set[str] = set()

@@ -76,8 +76,12 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figur
 def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figure) -> None:
     """Draw histograms side by side, each on its own axes; colour: that of the first (0) or second side (1)."""
     for axes, panel in zip(panels(figure, len(shown)), shown, strict=True):
-        edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
-        _draw_bars(axes, panel.values, edges, SIDES[colour], panel.title)
+        values, edges = panel.values, panel.values.edges(BARS, TRIMMED)
+        if panel.whole_numbers:  # then edges lie between them, so that every bar holds the same number of them
+            numbers = values.max - values.min + 1
+            width = int(np.ceil(numbers / BARS))
+            edges = (values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1)).astype(np.float64)
+        _draw_bars(axes, values, edges, SIDES[colour], panel.title)
         axes.set_xlabel(panel.axis)
         axes.locator_params(axis="x", integer=panel.whole_numbers)
     figure.supylabel(counted)
@@ -89,13 +93,6 @@ def _draw_bars(axes: Axes, values: Distribution, edges: NDArray[np.float64], col
     finish(axes)
     axes.locator_params(axis="x", nbins=5)
     axes.yaxis.set_major_formatter("{x:,.0f}")
-
-
-def _whole_edges(values: Distribution) -> NDArray[np.float64]:
-    """Return edges between whole numbers, so that every bar holds the same number of them."""
-    numbers = values.max - values.min + 1
-    width = int(np.ceil(numbers / BARS))
-    return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
 
 
 def draw_joint(joint: Joint, sides: list[str], figure: Figure) -> None:

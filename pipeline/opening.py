@@ -90,7 +90,11 @@ class Dataset(SamplesTable):
             raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
         self.tars = TarFiles(index.tars, tars) if index.tars and pictures else None
         super().__init__(where, index, _files_at(where, index, self.tars, lambda number: self._open_shards[number]))
-        self._refuse_missing_files()
+        there = set(self.files.names())
+        for name in index.shard_files():
+            if name not in there:
+                missing = f"{where / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it"
+                raise DatasetError(f"{missing}. Convert the dataset again.")
 
     def __fspath__(self) -> str:
         return str(self.place)
@@ -132,15 +136,6 @@ class Dataset(SamplesTable):
         """The last part of the place."""
         return os.path.basename(self.absolute)
 
-    def _refuse_missing_files(self) -> None:
-        there = set(self.files.names())
-        for name in self.index.shard_files():
-            if name not in there:
-                raise DatasetError(
-                    f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
-                    "Convert the dataset again."
-                )
-
     @cached_property
     def tokenizer_path(self) -> Path:
         """Local path of tokenizer.json, after a check of its digest. Raises DatasetError if the file has changed."""
@@ -161,10 +156,7 @@ class Dataset(SamplesTable):
 
     @cached_property
     def _open_shards(self) -> OpenFiles[Shard]:
-        from .dataset.shard import (  # importing numba takes half a second, and the index does not need it
-            OpenFiles,
-            Shard,
-        )
+        from .dataset.shard import OpenFiles, Shard  # numba takes half a second to import, and the index needs none
 
         return OpenFiles(lambda number: Shard(self.files, self.index, number, self.place, self.file))
 

@@ -26,15 +26,8 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
+from . import bucket_errors
 from .amazon import endpoint_url, has_own_host, profile_credentials, region
-from .bucket_errors import (
-    AddressError,
-    MissingBucketError,
-    ObjectStoreError,
-    ObjectTooLargeError,
-    as_os_error,
-    may_pass,
-)
 from .files import MAX_TEXT_BYTES, own_directory, user_cache
 from .local import LocalPath
 
@@ -112,14 +105,14 @@ class Address:
         """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`, or one of gs or az."""
         scheme, _, rest = text.partition("://")
         if {"@", ":"} & {*rest.split("/")[0]}:  # do not repeat a secret, which may hold slashes: messages are logged
-            raise AddressError(
+            raise bucket_errors.AddressError(
                 f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
                 "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or those of the cloud, in the environment"
             )
         found = _ADDRESS.fullmatch(text)
         key = (found[3] or "").strip("/") if found else ""
         if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
-            raise AddressError(
+            raise bucket_errors.AddressError(
                 f"{text!r} is not an address in an object store: write s3://bucket/path, or gs:// or az://, with a "
                 "bucket of 3 to 63 lower-case letters, digits, '.', '-' and '_', and a path without empty parts or '..'"
             )
@@ -169,7 +162,7 @@ class Address:
 
             found = get(_store(self.root), self.key)
             if (size := found.meta["size"]) > max_bytes:
-                raise ObjectTooLargeError(
+                raise bucket_errors.ObjectTooLargeError(
                     f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
                 )
             return bytes(found.bytes()), found.meta
@@ -510,14 +503,14 @@ class Address:
                 return operation()
             except FileNotFoundError as error:
                 raise self._missing(error) from None
-            except (BaseError, ObjectStoreError) as error:
+            except (BaseError, bucket_errors.ObjectStoreError) as error:
                 if _NO_BUCKET.search(str(error)):  # in answer to a listing
                     raise self._missing(error) from None
                 waited = time.monotonic() - started
-                if not may_pass(error) or waited + pause > patience or ended.is_set():
-                    raise as_os_error(self, error) from error
+                if not bucket_errors.may_pass(error) or waited + pause > patience or ended.is_set():
+                    raise bucket_errors.as_os_error(self, error) from error
                 if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
-                    _log.warning("%s; trying again for up to %.0f s", as_os_error(self, error), patience)
+                    _log.warning("%s; trying again for up to %.0f s", bucket_errors.as_os_error(self, error), patience)
             ended.wait(pause * (0.5 + random()))  # jitter: clients that failed together must not retry together
             pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -533,7 +526,7 @@ class Address:
 
     def _missing(self, error: Exception) -> FileNotFoundError:
         if _NO_BUCKET.search(str(error)):
-            return MissingBucketError(f"{self}: there is no bucket {self.bucket}")
+            return bucket_errors.MissingBucketError(f"{self}: there is no bucket {self.bucket}")
         return FileNotFoundError(f"{self} does not exist")
 
 

@@ -15,14 +15,7 @@ from ..storage.bucket import Address
 from ..storage.bucket_errors import MissingBucketError
 from ..storage.files import may_make
 from ..storage.place import Lock, Place, leased, log_at, place_of
-from .checkpoints.checkpoint_files import (
-    LATEST,
-    CheckpointInfo,
-    checkpoints_in,
-    latest_checkpoint,
-    load_checkpoint,
-    read_info,
-)
+from .checkpoints import checkpoint_files
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
@@ -148,9 +141,9 @@ class RunDirectory:
             if edited == "warn":
                 _log.warning("%s was edited by hand or is damaged; its current content is used", file)
             if edited == "refuse":
-                if (latest := latest_checkpoint(self.checkpoints)) is not None:
+                if (latest := checkpoint_files.latest_checkpoint(self.checkpoints)) is not None:
                     with suppress(DamagedCheckpointError):
-                        read_info(latest)  # reports a run of another version
+                        checkpoint_files.read_info(latest)  # reports a run of another version
                 raise RunError(
                     f"{file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
                     "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
@@ -186,8 +179,8 @@ def refuse_in_run(place: Place, *, is_file: bool = False) -> None:
 
 def find_checkpoint(run: RunDirectory, at: str) -> Place:
     """Return the checkpoint `latest` or step-N. Raises RunError if it does not exist, listing the existing ones."""
-    if at == LATEST:
-        if (latest := latest_checkpoint(run.checkpoints)) is None:
+    if at == checkpoint_files.LATEST:
+        if (latest := checkpoint_files.latest_checkpoint(run.checkpoints)) is None:
             raise RunError(f"{run.path} has no checkpoint yet; wait for its first one")
         return latest
     found = _by_name(run.checkpoints)
@@ -196,10 +189,10 @@ def find_checkpoint(run: RunDirectory, at: str) -> Place:
     return found[at]
 
 
-def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
+def load_found(checkpoint: Place) -> tuple[checkpoint_files.CheckpointInfo, dict[str, Any]]:
     """Read a checkpoint as load_checkpoint does. Raises RunError if it is damaged, listing the others."""
     try:
-        return load_checkpoint(checkpoint)
+        return checkpoint_files.load_checkpoint(checkpoint)
     except RunError as error:
         others = [name for name, path in _by_name(checkpoint.parent).items() if path != checkpoint]
         if not others:
@@ -208,4 +201,4 @@ def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
 
 
 def _by_name(checkpoints: Place) -> dict[str, Place]:
-    return {f"step-{step}": path for step, path in sorted(checkpoints_in(checkpoints).items())}
+    return {f"step-{step}": path for step, path in sorted(checkpoint_files.checkpoints_in(checkpoints).items())}

@@ -114,11 +114,13 @@ class ViewMaker(Closing):
 
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[_Pixels, Reading]:
         recipe, seed = self._recipe, self._seed
-        pixels = self._pixels_of(len(ids))
+        views, local = ((number, len(ids), *shape) for number, *shape in self._shapes)
+        memory = self._lend(prod(views) + prod(local))
+        pixels = _Pixels(memory[: prod(views)].view(views), memory[prod(views) :].view(local))
         located = self._reader.locate(ids, epoch)
         heights, widths = located.height, located.width
-        views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
-        drawn = ViewParameters(*map(np.stack, zip(*views, strict=True)))
+        of_views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
+        drawn = ViewParameters(*map(np.stack, zip(*of_views, strict=True)))
         gain, offset = self._gain, self._offset
         if pixels.views.dtype == torch.uint8:  # to the nearest level
             gain, offset = np.ones_like(gain), np.full_like(offset, 0.5)
@@ -128,11 +130,6 @@ class ViewMaker(Closing):
             return pixels, self._reader.start(ids, located, _make_rows, *made)
         keyed = (self._augment, np.uint64(seed), np.uint64(epoch), ids, np.array([*self._sides], np.uint64))
         return pixels, self._reader.start(ids, located, _make_augmented_rows, *made, *keyed)
-
-    def _pixels_of(self, rows: int) -> _Pixels:
-        views, local = ((number, rows, *shape) for number, *shape in self._shapes)
-        memory = self._lend(prod(views) + prod(local))
-        return _Pixels(memory[: prod(views)].view(views), memory[prod(views) :].view(local))
 
     def _lend(self, values: int) -> Tensor:
         return torch.from_numpy(self._memory.lend((values,)))

@@ -34,7 +34,6 @@ BLOCKS = "blocks"
 """Folder of the cache."""
 _OFFSET_BITS = MAX_TAR_BYTES.bit_length()
 """Bits of an offset in an object. A position has the tar's number, or ~ the shard's, in the bits above."""
-_OFFSET = (1 << _OFFSET_BITS) - 1
 ABSENT, COMING = -2, -1
 _LAST = np.array([np.iinfo(np.int64).max])  # so that a search always ends at a key
 
@@ -327,7 +326,7 @@ class CachedSamples:
         for start, stop, first, last in requests(starts, stops, max_gap=gaps, max_bytes=REQUEST_BYTES):
             parts = slice(first, last)
             store = partial(self._write, files[parts], at[parts], starts[parts] - start, stops[parts] - start)
-            low = start & _OFFSET
+            low = start & ((1 << _OFFSET_BITS) - 1)
             jobs.append(Fetch(*self._object(start >> _OFFSET_BITS), low, low + stop - start, store))
         return jobs, ends
 

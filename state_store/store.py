@@ -21,8 +21,7 @@ from .ranks import Ranks, agreement
 from .reader import StateReader, read_records
 from .rows import Blocks, BlockWindow, Rows
 from .schema import VISITS, Description, Schema
-from .staging import Staging
-from .transfer import SampleIds, Transfer, checked_ids
+from .transfer import SampleIds, Staging, Transfer, checked_ids
 from .windowed import WindowedBlocks
 from .working_tier import WorkingTier, discard
 

@@ -38,7 +38,6 @@ _LEAVE_SECONDS = 10.0
 _MAX_BYTES = 10_000
 _FREE = re.compile(rb"(?:free ([0-9a-f]{32}))?\n")
 """A released lock with its last writer; earlier versions left the writer out."""
-_WRITER = re.compile("[0-9a-f]{32}")
 
 _log = logging.getLogger(__name__)
 
@@ -221,7 +220,7 @@ def _writer_in(text: bytes) -> str | None:
     if free := _FREE.fullmatch(text):
         return (free[1] or b"").decode() or None
     holder = _parsed(text)
-    return holder.writer if holder and _WRITER.fullmatch(holder.writer) else None
+    return holder.writer if holder and re.fullmatch("[0-9a-f]{32}", holder.writer) else None
 
 
 def _now() -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ..storage.files import written_aside
 from ..storage.place import AnyPlace, Places, place_of
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .progress import progress_bar
@@ -104,8 +105,6 @@ def write_features(
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from ..storage.files import written_aside
 
     done, pending = 0, list[pa.Table]()
     with written_aside(out) as file, ExitStack() as opened, progress_bar("samples", dataset.n) as bar:

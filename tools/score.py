@@ -1,7 +1,5 @@
 """`thermopile score`: judge a dataset's pairs by a model that is not trained on them, as a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -22,11 +22,10 @@ from ..dataset.stored_sample import Located
 from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
 from ..order.order import Order, Selected, Window
-from .blocks import Blocks
 from .plan import Ids
 from .read_ahead import ReadAhead
 from .samples import BLOCKS, CachedSamples
-from .schedule import Schedule
+from .schedule import Blocks, Schedule
 
 _MAX_SCHEDULED = 1 << 17
 _MAX_OTHERS = 10_000

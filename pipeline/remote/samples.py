@@ -21,11 +21,10 @@ from ..dataset.shard import OpenFiles, Shard
 from ..dataset.stored_sample import Located
 from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
-from .blocks import Blocks
 from .fetching import Fetch, Fetcher, WaitClock, write
 from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, grouped, pages_of_rows, requests, runs
 from .room import Room
-from .schedule import Schedule
+from .schedule import Blocks, Schedule
 
 DEFAULT_BYTES = 1 << 30
 """Disk space for samples read without an order; samples in use at once may take more."""

@@ -40,8 +40,7 @@ from .listing import (
 )
 from .shards import MAX_SHARD_ROWS, WINDOW_BYTES, WINDOW_ROWS, in_runs, shard_count
 from .source_file import PIECES_AHEAD, ForwardReader, SourceFile, Version
-from .tar_members import BrokenTarError
-from .tar_samples import MAX_MEMBER_BYTES, SampleMember, TarPart, key_and_suffix, samples_of
+from .tar_members import MAX_MEMBER_BYTES, BrokenTarError, SampleMember, TarPart, key_and_suffix, samples_of
 
 T = TypeVar("T")
 PLACE_BITS = 32

@@ -65,7 +65,6 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = ["", "k", "m", "g", "t"]
 
 
@@ -75,7 +74,7 @@ def _to_bytes(size: object) -> object:
         return size  # a number; pydantic validates it
     if size == "none":
         return None
-    if not (parts := _SIZE.fullmatch(size)):
+    if not (parts := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", size, re.IGNORECASE)):
         raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
     number, unit, binary = parts.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))

@@ -7,7 +7,6 @@ from typing import Any
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 
-_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json", "tokenizer*.json"]
 
@@ -17,7 +16,7 @@ def hub_name(name: str) -> tuple[str, str | None] | None:
     path = name.removeprefix(HF)
     if not name.startswith(HF) or path.startswith((".", "~")) or Path(path).is_dir():
         return None
-    found = _NAME.fullmatch(path)
+    found = re.fullmatch(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?", path)
     return (found["repo"], found["revision"]) if found else None
 
 

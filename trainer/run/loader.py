@@ -1,7 +1,5 @@
 """The batches of a run for another library's training loop."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack

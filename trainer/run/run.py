@@ -39,7 +39,7 @@ from . import build
 from .checkpoint_writer import Checkpointer
 from .own_dataset import keep_facts, write_own_files
 from .restoring import find_start, newest, restore, state_to_grow, take_lock, warn_of_changes
-from .sample_rows import SampleRows
+from .row_store import SampleRows
 from .selection_files import selects
 from .starting import Request, start
 

@@ -27,8 +27,6 @@ from .working_tier import WorkingTier, discard
 
 _MAX_STEP = 2**32 - 1
 """last_step is a uint32."""
-_ROWS_LOADED_AT_ONCE = 1 << 20
-"""Limits the memory that opening a store needs besides its rows."""
 
 
 class StateStore:
@@ -461,7 +459,7 @@ def _blocks_at(repository: Repository, snapshot: Snapshot, owned: range, slots: 
     resident = Blocks(schema, len(owned), block_rows)
     if snapshot.bytes_written or snapshot.step > 0:
         group = repository.group(snapshot)
-        rows_at_once = max(1, _ROWS_LOADED_AT_ONCE // block_rows) * block_rows
+        rows_at_once = max(1, (1 << 20) // block_rows) * block_rows  # memory that opening needs besides the rows
         for start in range(owned.start, owned.stop, rows_at_once):
             stop = min(start + rows_at_once, owned.stop)
             read_records(group, description, start, stop, resident.words[start - owned.start : stop - owned.start])

@@ -33,8 +33,6 @@ LEASE_SECONDS = 25.0
 process may take the lock: LEASE_SECONDS + REQUEST_SECONDS < SILENT_SECONDS."""
 SILENT_SECONDS = 60.0
 """A writer silent for this long counts as dead: its lock may be taken."""
-_LEAVE_SECONDS = 10.0
-"""How long `release` waits for the store; if the lock stays, the next writer takes it as a dead writer's."""
 _MAX_BYTES = 10_000
 _FREE = re.compile(rb"(?:free ([0-9a-f]{32}))?\n")
 """A released lock with its last writer; earlier versions left the writer out."""
@@ -118,7 +116,7 @@ class BucketLock:
 
     def release(self) -> None:
         self._ended.set()
-        self._thread.join(_LEAVE_SECONDS)
+        self._thread.join(10.0)  # if the lock stays, the next writer takes it as a dead writer's
         self._local.release()
 
     def _taken(self, address: Address, last_writer: str | None) -> str:

@@ -1,22 +1,23 @@
 """`thermopile inspect`: a run's temperatures in the terminal, as an HTML page, as rows, or served to a browser."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from pydantic import TypeAdapter
 
+from ..pipeline.opening import Dataset
 from ..storage.files import may_make, refuse_link
 from ..storage.place import AnyPlace, Place, Places, place_of
+from ..trainer.config import Weights
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
@@ -44,11 +45,6 @@ from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
 
-if TYPE_CHECKING:
-    from ..pipeline.opening import Dataset
-    from ..trainer.config import Weights
-
-
 _OPTIONS = {
     "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
     "--serve": ["serves", "port", "neighbours", "to"],
@@ -71,30 +67,8 @@ class Features(click.ParamType[int]):
         return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
-@dataclass(frozen=True)
-class InspectOptions:
-    """The options of `thermopile inspect`."""
-
-    run: Place
-    ids: tuple[int, ...]
-    neighbours: int | None
-    duplicates: bool
-    rows_file: Path | None
-    serves: bool
-    port: int
-    at: str
-    against: str | None
-    by: tuple[str, ...]
-    with_map: bool
-    suspects: int
-    rho: float | None
-    features: int | None
-    weights: Weights | None
-    overwrite: bool
-    data: Places | None
-    to: Path | None
-    allow_code: bool
-    as_json: bool
+class InspectOptions(SimpleNamespace):
+    """The options of `thermopile inspect`, by the names of the command's parameters."""
 
     @property
     def encoders(self) -> Asked:
@@ -225,7 +199,7 @@ def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
     if asked.neighbours and not (asked.ids or asked.serves):
         raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
     _refuse_others(context, asked.mode, _used(asked))
-    asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
+    asked.ids, asked.by = (*asked.ids, *more_ids), tuple(dict.fromkeys(asked.by))
     try:
         _SHOW[asked.mode](asked)
     except OtherDatasetError as error:
@@ -437,7 +411,6 @@ def report_duplicates(asked: InspectOptions) -> None:
 def write_rows(asked: InspectOptions) -> None:
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
     to = asked.rows_file
-    assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
         samples = inspection.reader.samples if inspection.reader else 0

@@ -27,10 +27,6 @@ from .read_ahead import ReadAhead
 from .samples import BLOCKS, CachedSamples
 from .schedule import Blocks, Schedule
 
-_MAX_SCHEDULED = 1 << 17
-_MAX_OTHERS = 10_000
-"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
-
 
 def cache_root() -> Path:
     """Return the folder of all caches, one for each process: $THERMOPILE_CACHE, else the user's usual cache folder."""
@@ -75,7 +71,7 @@ class _Cached(DatasetFiles):
         windows: of this process, for all steps to come, counted over all epochs. Call before any sample is read.
         """
         blocks = Blocks.of(order)
-        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED), order.steps_per_epoch)
+        schedule = Schedule(windows, min(len(blocks), 1 << 17), order.steps_per_epoch)
         self.samples.follow(blocks, limit, schedule)
         self._ahead = ReadAhead(self.samples, schedule)
         try:
@@ -116,7 +112,7 @@ class RemoteFiles(_Cached):
         for name, size, _ in shards.listing():
             if name in names:
                 sizes[name] = size
-            elif (others := others + 1) > max(_MAX_OTHERS, 10 * len(names)):
+            elif (others := others + 1) > max(10_000, 10 * len(names)):  # else an endless listing
                 raise DatasetError(
                     f"{shards} holds more than {others - 1:,} objects that are no files of the dataset; delete them"
                 )

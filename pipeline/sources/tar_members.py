@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Self
 from ..errors import BadSampleError, SourceError
 
 BLOCK = 512
-_END = bytes(BLOCK)
 _MAX_EXTENDED = 1 << 20
 """Limit in bytes of a long name or a pax header."""
 _ADLER = 65_521
@@ -52,7 +51,7 @@ def members_of(
     Raises BrokenTarError if a header is damaged or the tar ends before its end mark.
     """
     start, extended = position, dict[bytes, bytes]()
-    while position != stop and (header := read_at(position, BLOCK)) != _END:
+    while position != stop and (header := read_at(position, BLOCK)) != bytes(BLOCK):
         size, kind = _size_and_kind(header, position)
         data = position + BLOCK
         if kind in (b"x", b"L"):

@@ -324,9 +324,6 @@ def _steps_or_epochs(warmup: object) -> object:
     return warmup
 
 
-_Warmup = Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)]
-
-
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "sgd": {"momentum": 0.9},
@@ -352,7 +349,7 @@ class OptimizerConfig(Section):
     cooldown: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps, in which the rate falls linearly to lr_min; until then it stays at lr after the warm-up,
     so a fork of the run can have any length. 0: a cosine instead."""
-    warmup: _Warmup = None
+    warmup: Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)] = None
     """Steps in which the learning rate rises from 0 to lr, or epochs as in "2 epochs"; none, the default: 200
     steps, and at most a tenth of the run's."""
     weight_decay: NonNegativeFloat = 0.02

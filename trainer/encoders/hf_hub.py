@@ -7,7 +7,6 @@ from typing import Any
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json", "tokenizer*.json"]
 
 
@@ -31,7 +30,7 @@ def snapshot(name: str, *, fetching: bool = False, weights: bool = True) -> Path
     from huggingface_hub import snapshot_download
 
     try:
-        files = _FILES + _WEIGHTS * (fetching and weights)
+        files = _FILES + ["*.safetensors", "*.safetensors.index.json"] * (fetching and weights)
         only: dict[str, Any] = {"allow_patterns": files, "ignore_patterns": ["*/*"], "local_files_only": not fetching}
         return Path(snapshot_download(hub[0], revision=hub[1], **only))
     except Exception as error:  # of the network, the hub, the disk

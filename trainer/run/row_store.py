@@ -1,13 +1,14 @@
 """The rows of state of each step's samples, by ids: for `Run`, and with the objective for another library's loop."""
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...pipeline.loading import Closing
 from ...pipeline.opening import Dataset
 from ...pipeline.order.mixed_order import MixedOrder
 from ...pipeline.order.order import Order, Selected
@@ -111,7 +112,7 @@ class SampleRows:
         return places if self.selection is None else places[self.selection.are_present(places)]
 
 
-class RowStore(SampleRows):
+class RowStore(Closing, SampleRows):
     """The rows of a loader's samples, and the objective of its settings: what `Run` has beside a model.
 
     A step calls `loss`, or `take`, the objective and `put`. Checkpoints of the model hold `state_dict`, which commits
@@ -222,9 +223,3 @@ class RowStore(SampleRows):
         if self._store is not None:
             self._store.close()
             self._store = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...trainer.lineage import read_lineage
+from ...trainer.run_directory import read_lineage
 from .feature_findings.by_features import ByFeatures
 from .feature_findings.evidence import EvidentKinds
 from .feature_findings.properties import OF_FEATURES

@@ -20,11 +20,10 @@ from ..checkpoints import checkpoint_files
 from ..config import TrainConfig, load_config, to_tree
 from ..config.layers import Layers
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
-from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
 from ..plugins import code_in
-from ..run_directory import RunDirectory, find_checkpoint
+from ..run_directory import Origin, RunDirectory, find_checkpoint, read_lineage
 from .build import pieces_per_step, refusals
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published

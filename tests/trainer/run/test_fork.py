@@ -19,11 +19,10 @@ from thermopile.storage.local import LocalPath
 from thermopile.storage.place import duplicate
 from thermopile.storage.selection import Selection
 from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
-from thermopile.trainer.lineage import read_lineage
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import fork as fork_module
 from thermopile.trainer.run import restoring
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import RunDirectory, read_lineage
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
 from support.conversions import append_glyphs

@@ -21,10 +21,9 @@ from ..storage.bucket_errors import ObjectStoreError
 from ..storage.files import sha256_of
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, Places, made_for, place_of, places_of
-from .dataset.files import DatasetFiles
+from .dataset.files import DatasetFiles, TarFiles
 from .dataset.index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, DatasetIndex, read_index
 from .dataset.samples_table import PLACE_IN_SHARD, SamplesTable
-from .dataset.tar_files import TarFiles
 from .errors import DatasetError
 
 if TYPE_CHECKING:

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from ...storage.bucket import Address
 from ...storage.files import user_cache, written_aside
 from ...storage.lock import own_folder
-from ..dataset.files import DatasetFiles, Held
+from ..dataset.files import DatasetFiles, Held, TarFiles
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import Shard
 from ..dataset.stored_sample import Located
-from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
 from ..order.order import Order, Selected, Window
 from .plan import Ids

@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import open_own
-from ..dataset.files import Held
+from ..dataset.files import Held, TarFiles
 from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import OpenFiles, Shard
 from ..dataset.stored_sample import Located
-from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
 from .fetching import Fetch, Fetcher, WaitClock, write
 from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, grouped, pages_of_rows, requests, runs

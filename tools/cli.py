@@ -85,7 +85,12 @@ def _one_line(error: Exception) -> click.ClickException:
         line = error.object[error.object.rfind("\n", 0, error.start) + 1 :].partition("\n")[0]  # it may be a whole file
         text = f"{line!r} is not valid UTF-8; rename the file, directory or class"
         return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
-    text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
+    text = str(error) or type(error).__name__
+    if (
+        isinstance(error, OSError) and error.errno is not None and error.strerror is not None
+    ):  # Python's own text begins with errno
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        text = f"{where}{error.strerror}" + (f"; {cure}" if (cure := _CURES.get(error.errno)) else "")
     if not isinstance(error, WRONG_USAGE + FAILURES):
         why = "; ".join(getattr(error, "__notes__", ())) or "this should not happen"
         text = f"{type(error).__name__}: {text} ({why}; `thermopile --debug …` shows the traceback)"
@@ -100,14 +105,6 @@ _CURES = {
     errno.EDQUOT: "free some space",
     errno.EMFILE: "raise the limit with `ulimit -n`",
 }
-
-
-def _of_system(error: OSError) -> str:
-    """Return file, system message and a cure, if known; Python's own text begins with the errno."""
-    if error.errno is None or error.strerror is None:
-        return str(error)
-    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"{where}{error.strerror}" + (f"; {cure}" if (cure := _CURES.get(error.errno)) else "")
 
 
 @click.group(

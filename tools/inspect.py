@@ -474,7 +474,14 @@ def serve(asked: InspectOptions) -> None:
 
     inspection, catalogue = read_again(opened, asked.run, asked.at, asked.data)
     with closing(catalogue):
-        features = _features(inspection, folder, asked) if asked.neighbours else _features_there(inspection, folder)
+        features = None
+        if asked.neighbours:
+            features = _features(inspection, folder, asked)
+        elif (folder / NAME).exists():
+            try:
+                features = FeaturesFile(folder / NAME, wanted_features(inspection, DEFAULT)[2])
+            except RunError as error:
+                inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
         if features and features.sides == 2:
             with task_bars() as on_progress:
                 catalogue = with_margins(catalogue, features, folder, on_progress)
@@ -492,17 +499,6 @@ def serve(asked: InspectOptions) -> None:
                 server.serve_forever()
             except KeyboardInterrupt:
                 os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
-
-
-def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None:
-    """Open the features of all samples if `folder` has them. Others are noted; a link raises NotRegularFileError."""
-    if not (folder / NAME).exists():
-        return None
-    try:
-        return FeaturesFile(folder / NAME, wanted_features(inspection, DEFAULT)[2])
-    except RunError as error:
-        inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
-    return None
 
 
 _SHOW = {

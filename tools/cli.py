@@ -86,9 +86,8 @@ def _one_line(error: Exception) -> click.ClickException:
         text = f"{line!r} is not valid UTF-8; rename the file, directory or class"
         return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
     text = str(error) or type(error).__name__
-    if (
-        isinstance(error, OSError) and error.errno is not None and error.strerror is not None
-    ):  # Python's own text begins with errno
+    # Python's own text of a system's error begins with errno.
+    if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         text = f"{where}{error.strerror}" + (f"; {cure}" if (cure := _CURES.get(error.errno)) else "")
     if not isinstance(error, WRONG_USAGE + FAILURES):

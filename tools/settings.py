@@ -178,7 +178,6 @@ def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, 
 
 
 def _toml(value: Any) -> str:
-    """Format the value on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))

@@ -90,7 +90,6 @@ _Shared: TypeAlias = tuple[PoolSetup, tuple[Path, ...], str]
 
 
 def _pool(needed: tuple[Path, ...]) -> Pool:
-    """Return a pool that writes shards as Ray tasks."""
     import ray
 
     def write_parts(job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None]) -> None:

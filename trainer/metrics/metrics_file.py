@@ -202,6 +202,5 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _rewrite(path: Path, keep_steps: int) -> None:
-    """Replace the file by a copy with only the lines to keep."""
     with open_regular(path) as file, written_aside(path) as kept:
         kept.writelines(line + b"\n" for line, step in _lines(file) if step is not None and step <= keep_steps)

@@ -223,7 +223,6 @@ def _read_metrics(
 
 
 def _age(file: Place | Log) -> float:
-    """Return the seconds since the file was written."""
     return max(0.0, time.time() - file.modified())  # another machine's clock may be ahead
 
 

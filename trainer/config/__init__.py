@@ -65,7 +65,6 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = ["", "k", "m", "g", "t"]
 
 
@@ -75,7 +74,7 @@ def _to_bytes(size: object) -> object:
         return size  # a number; pydantic validates it
     if size == "none":
         return None
-    if not (parts := _SIZE.fullmatch(size)):
+    if not (parts := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", size, re.IGNORECASE)):
         raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
     number, unit, binary = parts.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
@@ -325,9 +324,6 @@ def _steps_or_epochs(warmup: object) -> object:
     return warmup
 
 
-_Warmup = Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)]
-
-
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "sgd": {"momentum": 0.9},
@@ -353,7 +349,7 @@ class OptimizerConfig(Section):
     cooldown: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps, in which the rate falls linearly to lr_min; until then it stays at lr after the warm-up,
     so a fork of the run can have any length. 0: a cosine instead."""
-    warmup: _Warmup = None
+    warmup: Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)] = None
     """Steps in which the learning rate rises from 0 to lr, or epochs as in "2 epochs"; none, the default: 200
     steps, and at most a tenth of the run's."""
     weight_decay: NonNegativeFloat = 0.02

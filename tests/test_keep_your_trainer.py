@@ -1,5 +1,6 @@
 """Other libraries' training loops with our batches, loss and rows: the losses of our trainer, also after a kill."""
 
+import functools
 import importlib.util
 import itertools
 import json
@@ -95,9 +96,15 @@ def model(open_clip, pairs_dataset, tmp_path_factory):
     return folder, config
 
 
-@pytest.fixture(scope="module")
-def ours(model, pairs_dataset, tmp_path_factory):
-    """Step → loss of our trainer on the same towers, with the same optimiser."""
+OBJECTIVES = {
+    "isogclr": {"name": "isogclr", "tau_init": 0.05},
+    "fastclip_v3": {"name": "fastclip_v3", "eta": 1e-3},  # open_clip's rate
+}
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def ours(model, pairs_dataset, tmp_path_factory, request):
+    """The objective, and step → loss of our trainer on the same towers, with the same optimiser."""
     (folder, config), run = model, tmp_path_factory.mktemp("ours") / "run"
     name = f"open_clip:ViT-B-32:{folder / 'open_clip_model.safetensors'}"
     towers = {
@@ -105,12 +112,13 @@ def ours(model, pairs_dataset, tmp_path_factory):
         for side, part in (("image", "vision_cfg"), ("text", "text_cfg"))
     }
     given = SETTINGS | {
+        "objective": OBJECTIVES[request.param],
         "model": {"dim": 16, "head": "none", **towers}, "log_every": 1, "device": "cpu",
         "optimizer": {"lr": 1e-3, "lr_min": 1e-3, "warmup": 0, "weight_decay": 0, "betas": [0.9, 0.999], "eps": 1e-8},
     }  # fmt: skip
     with Trainer.from_settings(run, pairs_dataset.path, given) as trainer:
         trainer.train()
-    return {step: loss for step, loss in losses(RunDirectory(run)).items() if step <= STEPS}
+    return request.param, {step: loss for step, loss in losses(RunDirectory(run)).items() if step <= STEPS}
 
 
 class Features(torch.nn.Module):
@@ -123,16 +131,19 @@ class Features(torch.nn.Module):
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("ours", ["isogclr"], indirect=True)
 def test_a_plain_loop_has_the_losses_of_our_trainer(open_clip, model, ours, pairs_dataset, tmp_path, plain, losses_of):
     run_plain(
         plain, pairs_dataset, tmp_path, 2, make=lambda _: Features(open_clip.create_model(f"local-dir:{model[0]}"))
     )
-    assert {step: losses_of[step] for step in ours} == pytest.approx(ours, abs=1e-5)
+    _, expected = ours
+    assert {step: losses_of[step] for step in expected} == pytest.approx(expected, abs=1e-5)
 
 
-def start_open_clip(dataset, folder, model, name, *options, ranks=1, kill_at=-1):
+def start_open_clip(dataset, folder, model, name, *options, objective="isogclr", ranks=1, kill_at=-1):
     """Run open_clip's script; return the losses of its steps, of the last time that each was made."""
-    (folder / "settings.toml").write_text('[data]\nworkers = 1\n[objective]\nname = "isogclr"\ntau_init = 0.05\n')
+    of_objective = "".join(f"{key} = {json.dumps(value)}\n" for key, value in OBJECTIVES[objective].items())
+    (folder / "settings.toml").write_text(f"[data]\nworkers = 1\n[objective]\n{of_objective}")
     program = ROOT / "tests" / "support" / "programs" / "open_clip_task.py"
     start = [sys.executable]
     if ranks > 1:
@@ -155,13 +166,15 @@ def start_open_clip(dataset, folder, model, name, *options, ranks=1, kill_at=-1)
 def test_open_clips_script_has_the_losses_of_our_trainer_also_on_two_ranks_that_are_killed(
     model, ours, pairs_dataset, tmp_path
 ):
-    found = start_open_clip(pairs_dataset, tmp_path, model, "whole")
-    assert {step: found[step] for step in ours} == pytest.approx(ours, abs=1e-5)
-    start_open_clip(pairs_dataset, tmp_path, model, "killed", ranks=2, kill_at=40)
+    objective, expected = ours
+    start = functools.partial(start_open_clip, pairs_dataset, tmp_path, model, objective=objective)
+    found = start("whole")
+    assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1e-5)
+    start("killed", ranks=2, kill_at=40)
     (tmp_path / "killed.txt").unlink()
-    again = start_open_clip(pairs_dataset, tmp_path, model, "killed", "--resume", "latest")
+    again = start("killed", "--resume", "latest")
     assert min(again) == 32  # its checkpoints are at the ends of epochs
-    later = {step: loss for step, loss in ours.items() if step >= 32}
+    later = {step: loss for step, loss in expected.items() if step >= 32}
     assert {step: again[step] for step in later} == pytest.approx(later, abs=1e-5)
 
 

@@ -399,6 +399,8 @@ def assert_open_clip_gives_the_probabilities(run, dataset, folder):
     ours = F.normalize(encoders.image(PIXELS)) @ F.normalize(encoders.text(tokens)).T
     settings = run.config().objective.settings
     tau = learned.get("tau", settings.get("tau_init", settings.get("tau")))
+    if "log_tau" in learned:
+        tau = learned["log_tau"].exp()
     ours = ours * (learned["log_logit_scale"].exp() if "log_logit_scale" in learned else 1 / tau)
     theirs = scale * image @ text.T
     if bias:

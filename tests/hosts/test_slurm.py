@@ -143,7 +143,7 @@ assert Dataset(Address(*address)).index.fingerprint == Dataset(path).index.finge
 def test_parts_and_training_as_one_chain_of_jobs_in_a_bucket(
     cluster, hosts, bucket, tars, settings, whole_set, tmp_path
 ):
-    array, chain, _ = scripts("convert_large.md", "Which form suits me")
+    array, chain, _ = scripts("convert_large.md", "Two examples")
     ours = {"s3://bucket/cc12m-set": "s3://bucket/set", "s3://bucket/cc12m": tars}
     cluster.write("settings.toml", "\n".join(settings))
     cluster.write("convert.sbatch", replaced(array, ours | PARTS))

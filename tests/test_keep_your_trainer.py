@@ -2,14 +2,11 @@
 
 import functools
 import importlib.util
-import itertools
 import json
 import os
-import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,15 +17,11 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
+from support.programs import other_trainers
+from support.programs.other_trainers import BATCH, ROOT, SETTINGS
 from support.runs import losses
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "keep_your_trainer.md").read_text("utf-8")
-BATCH, STEPS = 64, 60  # of 62 in two epochs
-SETTINGS = {
-    "epochs": 2, "batch_size": BATCH, "data": {"image_size": 32, "workers": 1},
-    "objective": {"name": "isogclr", "tau_init": 0.05},
-}  # fmt: skip
+STEPS = 60  # of 62 in two epochs
 
 
 @pytest.fixture
@@ -187,60 +180,48 @@ def test_open_clips_script_killed_between_rows_and_checkpoint_begins_again(model
     assert min(start_open_clip(pairs_dataset, tmp_path, model, "killed", "--resume", "latest")) == 1
 
 
-def block(heading):
-    return re.search(rf"## {heading}\n.*?```python\n(.*?)```", PAGE, re.DOTALL)[1]
+def start_trainer(name, dataset, folder, steps, ranks=1):
+    """Run the page's block for another library, on ranks; return the losses of the first rank's steps so far."""
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "--"]
+    program = ROOT / "tests" / "support" / "programs" / "other_trainers.py"
+    paths = os.pathsep.join([str(ROOT / "tests"), *filter(None, sys.path)])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "ACCELERATE_USE_CPU": "true"}
+    command = [*start, program, name, dataset.path, folder, steps]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return dict(map(str.split, (folder / "losses-0.txt").read_text().splitlines()))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["Lightning", "Accelerate"])
+def test_lightning_and_accelerate_go_on_with_fewer_ranks_as_if_never_stopped(name, pairs_dataset, tmp_path):
+    pytest.importorskip(name.lower())
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "stopped").mkdir()
+    whole = start_trainer(name, pairs_dataset, tmp_path / "whole", 20)
+    start_trainer(name, pairs_dataset, tmp_path / "stopped", 12, ranks=2)
+    (tmp_path / "stopped" / "losses-0.txt").unlink()
+    again = start_trainer(name, pairs_dataset, tmp_path / "stopped", 20 if name == "Lightning" else 8)
+    assert [int(step) for step in again] == [*range(13, 21)]
+    for step, loss in again.items():
+        assert float(loss) == pytest.approx(float(whole[step]), abs=1e-5)
 
 
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")  # Lightning's, which depend on the machine
-def test_lightning_stopped_within_an_epoch_goes_on_as_if_never_stopped(pairs_dataset, tmp_path, plain, losses_of):
-    lightning = pytest.importorskip("lightning")
-
-    def fit(path, steps, **options):
-        names = {"torch": torch, "thermopile": thermopile, "lightning": lightning, "Pair": plain["Pair"]}
-        names |= {"SETTINGS": SETTINGS, "data": pairs_dataset.path, "path": path / "rows"}
-        names["vocab_size"] = pairs_dataset.index.tokenizer.vocab_size
-        exec(block("Lightning"), names)
-        torch.manual_seed(0)
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=path, enable_checkpointing=False,
-        )  # fmt: skip
-        module = names["Pairs"]()
-        trainer.fit(module, **options)
-        trainer.save_checkpoint(path / "last.ckpt")
-        module.rows.close()
-        module.loader.close()
-
+@pytest.mark.parametrize(("name", "steps", "stops"), [("Lightning", 45, (12, 40, 45)), ("Accelerate", 20, (7, 5, 8))])
+def test_lightning_and_accelerate_stopped_within_an_epoch_go_on_as_if_never_stopped(
+    name, steps, stops, pairs_dataset, tmp_path, losses_of
+):
+    pytest.importorskip(name.lower())
     (tmp_path / "whole").mkdir()
     (tmp_path / "stopped").mkdir()
-    fit(tmp_path / "whole", 45)
+    other_trainers.train(name, pairs_dataset.path, tmp_path / "whole", steps)
     whole = dict(losses_of)
     losses_of.clear()
-    for steps, options in ((12, {}), (40, {"ckpt_path": "last.ckpt"}), (45, {"ckpt_path": "last.ckpt"})):
-        given = {key: tmp_path / "stopped" / name for key, name in options.items()}
-        fit(tmp_path / "stopped", steps, **given)
+    for some in stops:
+        other_trainers.train(name, pairs_dataset.path, tmp_path / "stopped", some)
     assert losses_of == whole
-    assert sorted(whole) == [*range(1, 46)]
-
-
-@pytest.mark.wide
-def test_accelerate_stopped_within_an_epoch_goes_on_as_if_never_stopped(pairs_dataset, tmp_path, plain, losses_of):
-    accelerate = pytest.importorskip("accelerate")
-
-    def run(path, steps):
-        names = {"torch": torch, "thermopile": thermopile, "accelerate": accelerate, "itertools": itertools}
-        names |= {"Pair": plain["Pair"], "SETTINGS": SETTINGS | {"device": "cpu"}, "data": pairs_dataset.path}
-        names |= {"path": path / "rows", "folder": path / "state", "steps": steps}
-        torch.manual_seed(0)
-        exec(block("Accelerate"), names | {"vocab_size": pairs_dataset.index.tokenizer.vocab_size})
-
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "stopped").mkdir()
-    run(tmp_path / "whole", 20)
-    whole = dict(losses_of)
-    losses_of.clear()
-    for steps in (7, 5, 8):
-        run(tmp_path / "stopped", steps)
-    assert losses_of == whole
-    assert sorted(whole) == [*range(1, 21)]
+    assert sorted(whole) == [*range(1, steps + 1)]

@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = Files([file for file in files if not str(file.abs_src_path).startswith(str(ROOT / "docs"))])
     beside = set[str]()
     for name, text in pages.items():
-        text = re.sub(r"\[(\w+\.md)\]\(", lambda match: f"[{titles.get(match[1], match[1])}](", text)
+        text = re.sub(r"\[(?:docs/)?(\w+\.md)\]\(", lambda match: f"[{titles.get(match[1], match[1])}](", text)
         for to in {match[1] for match in LINK.finditer(text)}:
             path = normpath(PurePosixPath(name).parent / to)
             if "://" in to or path in pages:

@@ -1,4 +1,4 @@
-"""The files of a run directory. docs/formats.md describes each."""
+"""The files of a run directory. docs/run_files.md describes each."""
 
 from __future__ import annotations
 

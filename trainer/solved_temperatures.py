@@ -70,7 +70,7 @@ def solve(
     at which to measure the divergence.
 
     Of drawn others, sums of weights are noisy and so the divergence is too low: by 1/k its expansion at second order,
-    which is subtracted. docs/figures.md has what is left.
+    which is subtracted. docs/figures_inspect.md has what is left.
     """
     m, columns = len(own), np.concatenate(others).T.copy()
     k = columns.shape[1] // len(others)

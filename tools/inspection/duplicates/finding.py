@@ -233,7 +233,7 @@ def _unusable(path: Path, why: str) -> RunError:
 
 
 def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
-    """Write one row per pair as Parquet, atomically; docs/formats.md describes the columns. Raises OSError."""
+    """Write one row per pair as Parquet, atomically; docs/run_files.md describes the columns. Raises OSError."""
     near, blank = found.reason == NEAR, found.reason == BLANK
     table = pa.table(
         {

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
 DRAWS = 4
-"""Times that the two views of a picture are drawn; docs/figures.md has how well fewer and more agree."""
+"""Times that the two views of a picture are drawn; docs/figures_inspect.md has how well fewer and more agree."""
 LEAST_DRAWN, MOST_DRAWN, MOST_AT_END, SECONDS = 4096, 1 << 20, 20_000, 60.0
 """Samples whose features are made at least, at most, and at most when training ends; and how long more are made."""
 _CANDIDATES = 4

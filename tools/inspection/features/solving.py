@@ -19,7 +19,7 @@ from .features_file import FeaturesOf
 from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
 
 OTHERS = 8192
-"""Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
+"""Negatives that each sample is compared with; with fewer, ranks and deviations get worse (docs/figures_inspect.md)."""
 LOWEST, HIGHEST = 1e-3, 10.0
 """Bounds of solved temperatures if the objective has none."""
 FEATURES_READ_AT_ONCE = 8192

@@ -165,8 +165,8 @@ class InspectOptions(SimpleNamespace):
     "--export",
     "rows_file",
     type=click.Path(path_type=Path),
-    metavar="FILE.parquet|csv",
-    help="Write one row per sample instead.",
+    metavar="NAME.parquet|csv|fiftyone",
+    help="Write one row per sample instead; .fiftyone: a folder with the pictures, which FiftyOne imports.",
 )
 @click.option(
     "--serve",
@@ -254,19 +254,9 @@ def inspect(
     place = place_of(run)
     folder = _writable(place, None if to is None else Path(to)) if write else None
     with task_bars() as show:
-        findings = look(
-            place,
-            at=at,
-            against=against,
-            by=by,
-            with_map=with_map,
-            suspects=suspects,
-            rho=rho,
-            asked=Asked(features, weights, allow_code),
-            folder=folder,
-            data=data,
-            on_progress=show,
-        )
+        asked = Asked(features, weights, allow_code)
+        of: dict[str, Any] = {"against": against, "by": by, "with_map": with_map, "suspects": suspects, "rho": rho}
+        findings = look(place, at=at, **of, asked=asked, folder=folder, data=data, on_progress=show)
     if folder is None:
         return findings
     with working("drawing the report"):
@@ -432,7 +422,8 @@ def write_rows(asked: InspectOptions) -> None:
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
-    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+    size = place_of(to).size_below() or to.stat().st_size
+    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {size / 1e6:,.1f} MB")
 
 
 def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:

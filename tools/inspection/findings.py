@@ -7,6 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.config import RANDOM
@@ -54,6 +57,8 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
+    misfits: Hidden[NDArray[np.int64] | None] = None
+    """Ids of the judged samples, int64 [m], the likeliest wrong caption first; None if no captions were planted."""
     wrong_captions: WrongCaptions | None = None
     first_sentences: Sequence[str] = ()
     """Associations of the lowest and highest temperatures, the strongest first."""
@@ -124,8 +129,8 @@ def look(
         of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
-        is_known = len(inspection.planted[0]) or RANDOM in inspection.columns
-        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if is_known else None
+        if len(inspection.planted[0]) or RANDOM in inspection.columns:
+            parts["misfits"], parts["wrong_captions"] = misfits(inspection, on_progress)
         return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)

@@ -7,9 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.config import RANDOM
@@ -25,7 +22,7 @@ from .summary import first_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
-from .temperatures.misfits import WrongCaptions, misfit_sentences, misfits
+from .temperatures.misfits import Ids, WrongCaptions, misfit_sentences, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -57,7 +54,7 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
-    misfits: Hidden[NDArray[np.int64] | None] = None
+    misfits: Hidden[Ids | None] = None
     """Ids of the judged samples, int64 [m], the likeliest wrong caption first; None if no captions were planted."""
     wrong_captions: WrongCaptions | None = None
     first_sentences: Sequence[str] = ()

@@ -47,4 +47,9 @@ def _api() -> str:
     """The page of public names."""
     lines = (ROOT / "__init__.py").read_text("utf-8").split("if TYPE_CHECKING:\n")[1].split("\n\n")[0].splitlines()
     homes = [re.fullmatch(r"    from \.(\S+) import (\w+) as \w+", line) for line in lines]
-    return "# Public names\n\n" + "\n\n".join(f"::: thermopile.{home[1]}.{home[2]}" for home in homes if home) + "\n"
+    words = "The examples begin with `import thermopile`, and run in the tests, one after another.\n\n"
+    return (
+        f"# Public names\n\n{words}"
+        + "\n\n".join(f"::: thermopile.{home[1]}.{home[2]}" for home in homes if home)
+        + "\n"
+    )

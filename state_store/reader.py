@@ -51,6 +51,10 @@ class StateReader:
     names the file, and SnapshotNotFoundError if the run has deleted the snapshot. A run on selected samples stores
     only their state; the others, and holes whatever their rows hold, read as never visited. All may then raise
     SelectionError.
+
+        >>> reader = thermopile.StateReader.open("runs/mine/state")
+        >>> reader.snapshot.tag, reader.column("image/tau").shape
+        ('step-24', (72,))
     """
 
     def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:

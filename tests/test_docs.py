@@ -1,16 +1,21 @@
 """What the documentation shows runs, and what it lists is what there is."""
 
+import doctest
 import importlib.util
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
+import thermopile
 from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.build import open_loader
+
+from support.pictures import draw
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
@@ -55,3 +60,29 @@ def test_the_augmentation_of_one_s_own_in_the_documentation_paints_a_grey_square
     for view in torch.cat(batch.views):
         painted = (view - grey[:, None, None]).abs().amax(0) < 1e-5
         assert 64 <= painted.sum() < 128  # a square of 8 × 8, and perhaps a pixel that is grey anyway
+
+
+WITH_EXAMPLES = (
+    "convert", "train", "inspect", "evaluate", "embed", "export", "open_run", "StateReader", "Loader", "RowStore",
+)  # fmt: skip
+
+
+@pytest.mark.wide
+def test_the_examples_in_docstrings_run_one_after_another_on_the_first_one_s_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pictures").mkdir()
+    for number in range(96):
+        draw(number).save(f"pictures/{number}.png")
+        Path(f"pictures/{number}.txt").write_text(f"picture {number} of {number % 7}")
+    names = {"thermopile": thermopile, "torch": torch}
+    runner, failures = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), []
+    found = [
+        (name, test)
+        for name in dict.fromkeys([*WITH_EXAMPLES, *thermopile.__all__])
+        for test in doctest.DocTestFinder().find(getattr(thermopile, name), name, False, globs=names.copy())
+        if test.examples
+    ]
+    assert [name for name, _ in found] == [*WITH_EXAMPLES]
+    for _, test in found:
+        runner.run(test, out=failures.append)
+    assert failures == []

@@ -143,6 +143,15 @@ def test_an_example_is_short_and_shown_as_it_is(example):
     assert sum(shown in page for page in pages) == 1, "copy the file into its page"
 
 
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.name)
+def test_a_notebook_is_kept_without_results_and_its_links_lead_to_pages(notebook):
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count") or cell["metadata"]] == []
+    links = re.findall(r"\]\(([^)#]+)", "".join(line for cell in cells for line in cell["source"]))
+    assert links
+    assert [link for link in links if not (notebook.parent / link).is_file()] == []
+
+
 def test_the_public_names_are_these():
     """A change of this list is a decision; docs/library.md has them too."""
     assert sorted(thermopile.__all__) == [

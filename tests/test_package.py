@@ -133,16 +133,8 @@ def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
     subprocess.run(list(map(str, command)), check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    above = {
-        "Makefile",
-        "LICENSE",
-        "CITATION.cff",
-        "MANIFEST.in",
-        "pyproject.toml",
-        "constraints.txt",
-        "mkdocs.yml",
-        "setup.py",
-    }
+    above = {"Dockerfile", "Makefile", "LICENSE", "CITATION.cff", "MANIFEST.in", "constraints.txt", "mkdocs.yml",
+             "pyproject.toml", "setup.py"}  # fmt: skip
     assert names == {f"thermopile/{path}" for path in files if not (str(path) in above or str(path).endswith(".md"))}
     (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA"))
     description = zipfile.ZipFile(wheel).read(metadata).decode().partition("\n\n")[2]

@@ -167,6 +167,10 @@ def convert(
     source: a folder, a list, tars, Parquet files, or a Source of your own. kind: the command's, such as `cifar`; by
     default what the source's name ends with tells. options: the command's others, such as caption="txt" or
     max_size=256. Raises SourceError, DatasetError, DatasetExistsError; click.UsageError for options that do not fit.
+
+        >>> thermopile.convert("pictures", "data/mine", caption="txt", holdout=0.25)
+        data/mine: 72 samples in 1 shard, ...
+        <Dataset data/mine: 72 samples>
     """
     shared = {*ConvertSettings.model_fields, *ImagePolicy.model_fields}
     own = {name: options.pop(name) for name in [*options] if name not in shared}

@@ -44,6 +44,9 @@ def embed(
 
     The columns `image` and, for pairs, `text` have vectors of model.dim numbers of 2 or 4 bytes. Arguments are those of
     `thermopile embed`. Raises RunError, DatasetError, ConfigError, OSError.
+
+        >>> thermopile.embed("runs/mine", "data/mine", "features.parquet").exists()
+        True
     """
     from ..pipeline.dataset.index import FINGERPRINT
     from ..pipeline.opening import opened

@@ -250,6 +250,10 @@ def inspect(
     suspects: how many samples to confirm by a forward pass. features: how many samples' to make at most; None: as many
     as a minute allows. to: the page's directory; None: RUN/report. write: whether to write the page.
     Raises RunError, StateStoreError, DatasetError, ConfigError, OSError.
+
+        >>> findings = thermopile.inspect("runs/mine")
+        >>> str(findings.page), findings.survey.samples
+        ('runs/mine/report/report.html', 72)
     """
     place = place_of(run)
     folder = _writable(place, None if to is None else Path(to)) if write else None

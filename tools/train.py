@@ -97,6 +97,9 @@ def train(
     data: a dataset, or a list to mix. out: the run's directory or address. settings: a tree as in a TOML file, over the
     preset's. resume: go on with the run at `out`, if there is one. on_report: called with each StepReport.
     Raises ConfigError, RunError, DatasetError, TrainingError, StateStoreError, OSError.
+
+        >>> run = thermopile.train("data/mine", out="runs/mine", preset="small", settings={"epochs": 6})
+        runs/mine: trained 24 steps; ...
     """
     from .inspection.opened_run import open_run
 

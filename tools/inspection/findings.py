@@ -22,7 +22,7 @@ from .summary import first_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
-from .temperatures.misfits import WrongCaptions, misfit_sentences, misfits
+from .temperatures.misfits import Ids, WrongCaptions, misfit_sentences, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -50,6 +50,8 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
+    misfits: Hidden[Ids | None] = None
+    """Ids of the judged samples, int64 [m], the likeliest wrong caption first; None if no captions were planted."""
     wrong_captions: WrongCaptions | None = None
     first_sentences: Sequence[str] = ()
     """Associations of the lowest and highest temperatures, the strongest first."""
@@ -120,8 +122,8 @@ def look(
         of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
-        is_known = len(inspection.planted[0]) or RANDOM in inspection.columns
-        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if is_known else None
+        if len(inspection.planted[0]) or RANDOM in inspection.columns:
+            parts["misfits"], parts["wrong_captions"] = misfits(inspection, on_progress)
         return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)

@@ -41,6 +41,10 @@ class Loader(Closing, Position):
     tokens as one that was never stopped, on any number of ranks that divides `order.canonical_shards`.
 
     It decodes in threads and reads ahead by itself, so it cannot be copied to another process.
+
+        >>> with thermopile.Loader("data/mine", {"batch_size": 32}) as loader:
+        ...     print([len(batch.sample_ids) for batch in loader])
+        [32, 32]
     """
 
     def __init__(self, data: Places, settings: Mapping[str, Any] | None = None, *, world: World | None = None) -> None:

@@ -121,6 +121,12 @@ class RowStore(Closing, SampleRows):
 
     `objective` may have parameters of its own, which your optimiser must train; they are part of `state_dict`.
     `steps_done` counts the steps.
+
+        >>> with thermopile.Loader("data/mine") as loader, thermopile.RowStore("runs/rows", loader) as rows:
+        ...     for batch in loader:
+        ...         loss = rows.loss(torch.eye(16), torch.eye(16), batch.sample_ids)  # features of your model
+        ...     print(rows.steps_done)
+        4
     """
 
     total_steps = ENDLESS

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ..pipeline.sources import Source
 
 
-KIND_OF_SUFFIX = {".csv": "csv", ".tsv": "csv", ".tar": "webdataset", ".parquet": "parquet"}
+KIND_OF_SUFFIX = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "webdataset", ".parquet": "parquet"}
+KIND_OF_SUFFIX |= {".npy": "arrays", ".npz": "arrays"}
 """What a file's name ends with -> the kind that reads it, unless one is named; all else is a folder."""
 
 
@@ -100,6 +101,7 @@ _LOCAL = _LocalPath(exists=True, path_type=LocalPath)
 _FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=LocalPath))
 _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)
+_ROOT = click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC.")
 
 _OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "describe")
 
@@ -174,6 +176,7 @@ KINDS = (
         "cifar-100-python.tar.gz data/cifar100-lt --longtail 100",
         "cifar:CifarSource",
         _LOCAL,
+        (flag("superclasses", "Use CIFAR-100's 20 superclasses in place of its 100 classes."),),
         own_test=True,
     ),
     Kind(
@@ -195,9 +198,23 @@ KINDS = (
                 type=click.Choice(["csv", "none"]),
                 help="Whether quotes enclose texts (csv) or belong to them (none). Default: decided by the whole file.",
             ),
-            click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC."),
+            _ROOT,
         ),
         captions=True,
+    ),
+    Kind(
+        "karpathy",
+        "Convert a list in Karpathy's json, such as dataset_coco.json. Its split test is OUT-test.",
+        "dataset_flickr30k.json data/flickr30k --root flickr30k-images",
+        "karpathy:KarpathySource",
+        _FILE,
+        (
+            _part("split", "train,restval", "Splits to convert, separated by commas."),
+            _part("test-split", "test", "Splits that become OUT-test."),
+            _ROOT,
+        ),
+        captions=True,
+        own_test=True,
     ),
     Kind(
         "webdataset",
@@ -242,6 +259,18 @@ KINDS = (
         ),
         many=True,
         captions=True,
+    ),
+    Kind(
+        "arrays",
+        "Convert pictures, uint8, and classes, if any: an .npz, or an .npy or idx file (MNIST's, also .gz) of each.",
+        "images.npy labels.npy data/images",
+        "arrays:ArraysSource",
+        _FILE,
+        (
+            _part("image", "images;x;x_train;train_images;arr_0", "Pictures in an .npz; the first name that exists."),
+            _part("group", "labels;y;y_train;train_labels;arr_1", "Classes in an .npz; the first name that exists."),
+        ),
+        many=True,
     ),
     Kind(
         "dataset",

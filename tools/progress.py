@@ -114,7 +114,7 @@ def task_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 def working(words: str) -> Status:
     """Show a spinner and a short text on stderr while a block runs, for work of unknown length; only in a terminal."""
-    return Console(stderr=True).status(words)
+    return Console(stderr=True, force_jupyter=False).status(words)
 
 
 def duration(seconds: float) -> str:

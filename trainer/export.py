@@ -1,6 +1,6 @@
 """Export a run's encoders: directories for transformers, timm or open_clip, or plain safetensors with metadata.
 
-None needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
+None needs thermopile to be read. docs/exporting.md describes the files.
 """
 
 import json

@@ -336,7 +336,8 @@ def _missing(header: list[str], option: str, name: str, first: str, others: Sequ
         return "is not text in UTF-8: its first line has zero bytes. Save the list as csv or tsv in UTF-8"
     if first.lstrip()[:1] in ("{", "["):
         return (
-            "is JSON. Write a csv of it first, such as by python -c 'import pandas; "
+            "is JSON. Karpathy's is read by `thermopile convert karpathy`; of other JSON write a csv first, by "
+            "python -c 'import pandas; "
             'pandas.read_json("FILE", lines=True).to_csv("list.csv", index=False)\''
         )
     if others and name not in header:

@@ -37,6 +37,8 @@ class CsvSource(Source):
     MAX_ROW_BYTES, or too many rows are malformed.
     """
 
+    kind = "csv"
+
     def __init__(
         self,
         file: AnyPlace,
@@ -52,7 +54,7 @@ class CsvSource(Source):
         self.root = place_of(root or self.file.parent)
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
-        listing = read_list(_opened(self.file), self._names, separator, quoting)
+        listing = read_list(opened_list(self.file), self._names, separator, quoting)
         self._rows, self._digest, self._quoting, self.notes = listing
         self._sound = self._rows["problem"].null_count
         if not len(self):
@@ -74,9 +76,12 @@ class CsvSource(Source):
     def _sample(self, index: int, row: dict[str, bytes | None], unchanged_since: int) -> Sample:
         if row["problem"] is not None:
             raise BadSampleError(row["problem"].decode())
-        caption = caption_text(row["caption"]) if self.mode == "pairs" else None
-        picture = self._picture(row["image"] or b"", unchanged_since)
-        return Sample(as_text(row["image"] or b""), str(index), picture, caption, as_text(row["group"] or b"") or None)
+        captions = self._captions(row["caption"]) if self.mode == "pairs" else (None,)
+        picture, group = self._picture(row["image"] or b"", unchanged_since), as_text(row["group"] or b"") or None
+        return Sample(as_text(row["image"] or b""), str(index), picture, captions[0], group, captions[1:])
+
+    def _captions(self, raw: bytes | None) -> tuple[str, ...]:
+        return (caption_text(raw),)
 
     def _picture(self, name: bytes, unchanged_since: int) -> bytes:
         try:
@@ -130,7 +135,7 @@ class CsvSource(Source):
             return
         for caption in taken(self._rows.select(["caption"]), indices)["caption"].to_pylist():
             try:
-                yield caption_text(caption)
+                yield from self._captions(caption)
             except BadSampleError:
                 continue
 
@@ -156,7 +161,7 @@ class CsvSource(Source):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "csv",
+            "kind": self.kind,
             "file": resolved_text(self.file),
             "root": resolved_text(self.root),
             **self._names,
@@ -184,7 +189,7 @@ def _spellings(name: bytes) -> Iterator[bytes]:
             yield os.fsencode(spelling)
 
 
-def _opened(file: Place) -> SourceFile:
+def opened_list(file: Place) -> SourceFile:
     try:
         return SourceFile(file)
     except (NotRegularFileError, FileNotFoundError, NotADirectoryError):

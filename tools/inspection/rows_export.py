@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
-_SNAPSHOT = {"snapshot": "id", "tag": "tag", "step": "step"}
-"""Key of the metadata, after `thermopile.` -> attribute of a snapshot."""
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
 
 def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return a writer for rows of the state, including sample_id."""
     # Float values rarely repeat: dictionary encoding would take most of the time and save no space.
     repeating = [field.name for field in schema if field.name != SAMPLE_ID and not pa.types.is_floating(field.type)]
     return pq.ParquetWriter(file, schema, use_dictionary=repeating, column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"})
@@ -131,8 +128,9 @@ def _tables(
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block; metadata names snapshot and dataset."""
     reader, dataset, rules = inspection.state, inspection.dataset, KindRules.of(inspection)
-    metadata = {f"thermopile.{name}": str(getattr(reader.snapshot, of)) for name, of in _SNAPSHOT.items()}
-    metadata[FINGERPRINT] = reader.dataset_fingerprint
+    snapshot = reader.snapshot
+    facts = {"snapshot": snapshot.id, "tag": snapshot.tag, "step": str(snapshot.step)}
+    metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: reader.dataset_fingerprint}
     names, samples = sample_columns(inspection), None
     for block, rows in read_blocks(reader, inspection.columns):
         columns: dict[str, Any] = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64)}

@@ -15,8 +15,6 @@ from ..run_directory import RunDirectory, find_checkpoint
 from ..world import World
 from . import Encoders
 
-_SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+(?:\.[0-9a-f]{8})?))?", re.DOTALL)
-
 _log = logging.getLogger(__name__)
 
 
@@ -101,7 +99,7 @@ def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
 
 def parts_of(source: str) -> tuple[Place, str | None]:
     """Return the absolute path of `init.run`'s run, and if given the checkpoint's name, in a bucket step-N.TERM."""
-    parts = _SOURCE.fullmatch(source)
+    parts = re.fullmatch(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+(?:\.[0-9a-f]{8})?))?", source, re.DOTALL)
     if parts is None:
         raise ConfigError(f"init.run = {source!r} is neither a run's directory nor RUN@step-N")
     return place_of(parts["run"]).resolve(), parts["step"]

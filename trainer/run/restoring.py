@@ -23,11 +23,10 @@ from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
 from ..encoders.locking import starts_trained
 from ..errors import ConfigError, RunError, one_line
-from ..lineage import read_lineage
 from ..objectives import Objective
 from ..optim import rate_jump
 from ..plugins import OPEN_CLIP, TIMM
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, read_lineage
 from ..world import World
 from .own_dataset import growth, open_own
 from .resume_settings import changes_since, settings_at

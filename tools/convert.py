@@ -95,10 +95,9 @@ def _command(kind: Kind) -> click.Command:
             click.echo(json.dumps({"datasets": results}))
 
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if kind.many else 1, required=True)] if kind.src else []
-    out = click.Argument(["out"], type=ANY_PLACE)
     return click.Command(
         kind.name,
-        params=[*src, out, *kind.options, *options_of(kind)],
+        params=[*src, click.Argument(["out"], type=ANY_PLACE), *kind.options, *options_of(kind)],
         callback=converted,
         help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",

@@ -55,8 +55,7 @@ def file_of(name: str) -> str:
 def installed(kind: str) -> dict[str, str]:
     """Return name → `module:name` of the entry points `thermopile.KIND`, of packages in site-packages alone."""
     found = distributions(path=[*site.getsitepackages(), site.getusersitepackages()])  # not in the working directory
-    points = (point for each in found for point in each.entry_points)
-    return {point.name: point.value for point in points if point.group == f"thermopile.{kind}"}
+    return {each.name: each.value for of in found for each in of.entry_points if each.group == f"thermopile.{kind}"}
 
 
 def load_plugin(name: str, where: str) -> Any:

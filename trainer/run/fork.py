@@ -107,7 +107,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
             order.refuse_thin_steps(holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
         _log.warning(
-            "%s has changed since step-%d; a fork keeps the settings of that step unless you give others: %s",
+            "%s has changed since step-%d; a fork has the settings of that step: %s",
             origin.path,
             step,
             later,

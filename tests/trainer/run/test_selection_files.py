@@ -313,7 +313,7 @@ def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_datase
         (
             range(2_000),
             [1e300, 1e300, *[1] * 1_998],
-            r"the largest weight, 1e\+300, is so large that in float32 all others become 0",
+            r"the largest weight, 1e\+300, is so large .* all others become 0",
         ),
         (range(2_000), ["1"] * 2_000, "the column 'weight' is string; it must hold numbers"),
         ([*range(2_000), 9], [1] * 2_001, "has sample 9 more than once"),

@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from thermopile.trainer.objectives import Objective, Progress, create_objective
-from thermopile.trainer.objectives.contrastive import Anchors, Rows
-from thermopile.trainer.objectives.sogclr import Estimate, Sogclr, SogclrSettings
+from thermopile.trainer.objectives.sogclr import SogclrSettings
 
 from .markdown import table
+from .own_gamma import OfSogclr
 from .reproduction.figures import figure
 
 DOCS = Path(__file__).parent.parent / "docs"
 SAMPLES, WIDTH, CLUSTERS, TAU = 512, 32, 32, 0.1
-BATCHES, STALE, SMALL, SEEDS = (16, 64, 256), (32, 128, 512), 16, range(3)
+BATCHES, STALE, SMALL, SEEDS = (16, 32, 64, 128, 256), (32, 128, 512), 16, range(3)
 ANGLE = 0.001
 """By which moving features turn at each step: 2° in an epoch of 32 steps, 29° in one of 512."""
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999", "#000000", "#8b6d00", "#7b3294")
@@ -61,19 +61,8 @@ METHODS = {
 }
 EQUAL, KEPT = ("iSogCLR", "FastCLIP-v3"), ("SogCLR", "FastCLIP-v1", "DeCL")
 """Methods that at a constant temperature have SogCLR's and FastCLIP-v1's gradient; methods whose rows go stale."""
-ALPHAS, FLOOR = (0.1, 1.0), 0.2
-"""Of a gamma of each sample's own (SCENT), tried on SogCLR: sigmoid(log s + log alpha), at least FLOOR."""
-
-
-class OwnGamma(Sogclr):
-    alpha = 1.0
-
-    def estimate(self, anchors: Anchors, rows: Rows, progress: Progress) -> Estimate:
-        log_g, log_s = self.pool_log(anchors.log_sum.detach() - math.log(anchors.candidates)), rows["log_s"]
-        gamma = torch.sigmoid(log_s + math.log(self.alpha)).clamp(min=FLOOR)
-        log_s = torch.where(log_s.isneginf(), log_g, torch.logaddexp(log_s + (-gamma).log1p(), log_g + gamma.log()))
-        ratio = (anchors.log_sum.detach() - math.log(anchors.candidates) - log_s).exp()
-        return Estimate(log_s, log_s, ratio, ratio, {})
+ALPHAS = (0.1, 1.0)
+"""Of a gamma of each sample's own, tried on SogCLR."""
 
 
 class Data(NamedTuple):
@@ -126,7 +115,7 @@ def error(cell: Cell, seed: int) -> float:
     method, data, epoch = METHODS[cell.name], make_data(samples, seed, long_tail=tail), samples // batch
     objective = create_objective(method.name, method.mode, **method.settings)
     if alpha:
-        objective = OwnGamma("bimodal", SogclrSettings(tau=TAU))
+        objective = OfSogclr("bimodal", SogclrSettings(tau=TAU))
         objective.alpha = alpha
     state = {name: torch.full((samples,), value) for name, value in objective.fields.items()}
     state |= {"visits": torch.zeros(samples)} if state else {}

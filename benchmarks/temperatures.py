@@ -14,7 +14,7 @@ import json
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -35,42 +35,49 @@ from .reproduction.running import commit
 GLYPHS_SEED, SEEDS, EPOCHS, STEPS_PER_EPOCH = 1, 3, 20, 42
 LINES = Path(__file__).with_suffix(".jsonl")
 
-CELLS: list[dict[str, float]] = [
+CELLS: list[dict[str, Any]] = [
     {"eta": eta} | ({} if step is None else {"tau_step": step})
     for eta, step in product((0.02, 0.005, 0.002), (None, 0.1, 0.3))
 ]
 CELLS += [{"tau_init": 0.01, "eta": 0.01, "rho": 6.0} | more for more in ({}, {"tau_step": 0.1})]
 """Settings of the objective; the others are those of `--preset glyphs`, but for tau_step, which is unset where it is
 not named. The last two have the papers' values."""
+OWN_GAMMA: list[dict[str, Any]] = [
+    cell | gamma
+    for cell in ({"eta": 0.02}, {"eta": 0.005, "tau_step": 0.1})
+    for gamma in ({"gamma": 0.8}, {"gamma": 0.2}, {"name": "thermopile.benchmarks.own_gamma:OfIsogclr"})
+]
+"""Those with --own-gamma: many samples are stuck with the first, none with the second."""
 
 
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--rho", "kinds", metavar="KINDS", type=click.Path(file_okay=False, path_type=Path), help="Search rho.")
+@click.option("--own-gamma", is_flag=True, help="Compare gamma 0.8 and 0.2 with one of each sample's own.")
 @click.option("--only", multiple=True, metavar="NAME", help="With --rho: only these data. Repeatable.")
-def main(folder: Path, kinds: Path | None, only: tuple[str, ...]) -> None:
+def main(folder: Path, kinds: Path | None, own_gamma: bool, only: tuple[str, ...]) -> None:
     folder.mkdir(exist_ok=True)
     if kinds is not None:
         click.echo(searched(folder.absolute(), kinds.absolute(), only or tuple(SEARCHED)))
         return
     data, test = (converted(GlyphSource(GLYPHS_SEED, test=name == "test"), folder / name) for name in ("train", "test"))
-    rows = []
-    for cell in CELLS:
+    rows, epochs = [], EPOCHS // 2 if own_gamma else EPOCHS
+    for cell in OWN_GAMMA if own_gamma else CELLS:
         words = ", ".join(f"{key} {value}" for key, value in cell.items())
         settings: dict[str, object] = {"objective.tau_step": "none"} | {f"objective.{key}": cell[key] for key in cell}
-        settings |= {"epochs": EPOCHS, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
-        settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * EPOCHS}  # after the last step
-        name = words.replace(", ", "-").replace(" ", "-")
+        settings |= {"epochs": epochs, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
+        settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * epochs}  # after the last step
+        name = words.replace(", ", "-").replace(" ", "-").replace(":", "-")
         runs = [trained(data, folder / f"{name}-{seed}", settings | {"seed": seed}) for seed in range(SEEDS)]
         scores = [_scores(RunDirectory(run)) for run in runs]
         rows.append((words, *(_shown(name, [of_run[name] for of_run in scores]) for name in scores[0])))
     click.echo(words_of(describe_machine("torch")) + "\n")
-    click.echo(table((f"{SEEDS} seeds, {EPOCHS} epochs", *scores[0]), rows))
+    click.echo(table((f"{SEEDS} seeds, {epochs} epochs", *scores[0]), rows))
 
 
 def _shown(name: str, of_seeds: list[float]) -> str:
-    """The mean; of Spearman's correlations, the smallest of all seeds and sides."""
-    return f"{min(of_seeds):.2f}" if name == "Spearman" else f"{fmean(of_seeds):.1%}"
+    """The mean and deviation; of Spearman's correlations, the smallest of all seeds and sides."""
+    return f"{min(of_seeds):.2f}" if name == "Spearman" else f"{fmean(of_seeds):.1%} ± {100 * stdev(of_seeds):.1f}"
 
 
 def _scores(run: RunDirectory) -> dict[str, float]:

@@ -1,6 +1,7 @@
-"""What the documentation shows runs."""
+"""What the documentation shows runs, and what it lists is what there is."""
 
 import doctest
+import importlib.util
 import re
 from pathlib import Path
 
@@ -17,7 +18,32 @@ from thermopile.trainer.run.build import open_loader
 from support.pictures import draw
 
 CPU = torch.device("cpu")
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_the_tree_of_errors_is_that_of_the_code():
+    """`python setup/errors.py` writes it anew."""
+    spec = importlib.util.spec_from_file_location("errors", ROOT / "setup" / "errors.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    found, text = script.errors(), script.PAGE.read_text("utf-8")
+    assert script.picture(found) == script.PICTURE.read_text("utf-8")
+    assert script.page(text, found) == text
+
+
+def test_no_page_is_longer_than_250_lines_unless_a_command_writes_it():
+    written = {"all_settings.md"}
+    long = {page.name for page in DOCS.glob("*.md") if len(page.read_text("utf-8").splitlines()) > 250}
+    assert long <= written
+
+
+def test_every_page_stands_in_the_navigation_and_in_the_readme_s_table():
+    navigation, readme = (ROOT / "mkdocs.yml").read_text("utf-8"), (ROOT / "README.md").read_text("utf-8")
+    for page in DOCS.glob("*.md"):
+        assert f"docs/{page.name}" in navigation
+        if not page.name.startswith("figures_"):  # figures.md links to these
+            assert f"(docs/{page.name}" in readme
 
 
 def test_the_augmentation_of_one_s_own_in_the_documentation_paints_a_grey_square(images_dataset, tmp_path, monkeypatch):

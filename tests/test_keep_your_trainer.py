@@ -1,14 +1,12 @@
 """Other libraries' training loops with our batches, loss and rows: the losses of our trainer, also after a kill."""
 
+import functools
 import importlib.util
-import itertools
 import json
 import os
-import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,15 +17,11 @@ from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
+from support.programs import other_trainers
+from support.programs.other_trainers import BATCH, ROOT, SETTINGS
 from support.runs import losses
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "keep_your_trainer.md").read_text("utf-8")
-BATCH, STEPS = 64, 60  # of 62 in two epochs
-SETTINGS = {
-    "epochs": 2, "batch_size": BATCH, "data": {"image_size": 32, "workers": 1},
-    "objective": {"name": "isogclr", "tau_init": 0.05},
-}  # fmt: skip
+STEPS = 60  # of 62 in two epochs
 
 
 @pytest.fixture
@@ -95,9 +89,15 @@ def model(open_clip, pairs_dataset, tmp_path_factory):
     return folder, config
 
 
-@pytest.fixture(scope="module")
-def ours(model, pairs_dataset, tmp_path_factory):
-    """Step → loss of our trainer on the same towers, with the same optimiser."""
+OBJECTIVES = {
+    "isogclr": {"name": "isogclr", "tau_init": 0.05},
+    "fastclip_v3": {"name": "fastclip_v3", "eta": 1e-3},  # open_clip's rate
+}
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def ours(model, pairs_dataset, tmp_path_factory, request):
+    """The objective, and step → loss of our trainer on the same towers, with the same optimiser."""
     (folder, config), run = model, tmp_path_factory.mktemp("ours") / "run"
     name = f"open_clip:ViT-B-32:{folder / 'open_clip_model.safetensors'}"
     towers = {
@@ -105,12 +105,13 @@ def ours(model, pairs_dataset, tmp_path_factory):
         for side, part in (("image", "vision_cfg"), ("text", "text_cfg"))
     }
     given = SETTINGS | {
+        "objective": OBJECTIVES[request.param],
         "model": {"dim": 16, "head": "none", **towers}, "log_every": 1, "device": "cpu",
         "optimizer": {"lr": 1e-3, "lr_min": 1e-3, "warmup": 0, "weight_decay": 0, "betas": [0.9, 0.999], "eps": 1e-8},
     }  # fmt: skip
     with Trainer.from_settings(run, pairs_dataset.path, given) as trainer:
         trainer.train()
-    return {step: loss for step, loss in losses(RunDirectory(run)).items() if step <= STEPS}
+    return request.param, {step: loss for step, loss in losses(RunDirectory(run)).items() if step <= STEPS}
 
 
 class Features(torch.nn.Module):
@@ -123,16 +124,19 @@ class Features(torch.nn.Module):
 
 
 @pytest.mark.wide
+@pytest.mark.parametrize("ours", ["isogclr"], indirect=True)
 def test_a_plain_loop_has_the_losses_of_our_trainer(open_clip, model, ours, pairs_dataset, tmp_path, plain, losses_of):
     run_plain(
         plain, pairs_dataset, tmp_path, 2, make=lambda _: Features(open_clip.create_model(f"local-dir:{model[0]}"))
     )
-    assert {step: losses_of[step] for step in ours} == pytest.approx(ours, abs=1e-5)
+    _, expected = ours
+    assert {step: losses_of[step] for step in expected} == pytest.approx(expected, abs=1e-5)
 
 
-def start_open_clip(dataset, folder, model, name, *options, ranks=1, kill_at=-1):
+def start_open_clip(dataset, folder, model, name, *options, objective="isogclr", ranks=1, kill_at=-1):
     """Run open_clip's script; return the losses of its steps, of the last time that each was made."""
-    (folder / "settings.toml").write_text('[data]\nworkers = 1\n[objective]\nname = "isogclr"\ntau_init = 0.05\n')
+    of_objective = "".join(f"{key} = {json.dumps(value)}\n" for key, value in OBJECTIVES[objective].items())
+    (folder / "settings.toml").write_text(f"[data]\nworkers = 1\n[objective]\n{of_objective}")
     program = ROOT / "tests" / "support" / "programs" / "open_clip_task.py"
     start = [sys.executable]
     if ranks > 1:
@@ -155,13 +159,15 @@ def start_open_clip(dataset, folder, model, name, *options, ranks=1, kill_at=-1)
 def test_open_clips_script_has_the_losses_of_our_trainer_also_on_two_ranks_that_are_killed(
     model, ours, pairs_dataset, tmp_path
 ):
-    found = start_open_clip(pairs_dataset, tmp_path, model, "whole")
-    assert {step: found[step] for step in ours} == pytest.approx(ours, abs=1e-5)
-    start_open_clip(pairs_dataset, tmp_path, model, "killed", ranks=2, kill_at=40)
+    objective, expected = ours
+    start = functools.partial(start_open_clip, pairs_dataset, tmp_path, model, objective=objective)
+    found = start("whole")
+    assert {step: found[step] for step in expected} == pytest.approx(expected, abs=1e-5)
+    start("killed", ranks=2, kill_at=40)
     (tmp_path / "killed.txt").unlink()
-    again = start_open_clip(pairs_dataset, tmp_path, model, "killed", "--resume", "latest")
+    again = start("killed", "--resume", "latest")
     assert min(again) == 32  # its checkpoints are at the ends of epochs
-    later = {step: loss for step, loss in ours.items() if step >= 32}
+    later = {step: loss for step, loss in expected.items() if step >= 32}
     assert {step: again[step] for step in later} == pytest.approx(later, abs=1e-5)
 
 
@@ -174,60 +180,48 @@ def test_open_clips_script_killed_between_rows_and_checkpoint_begins_again(model
     assert min(start_open_clip(pairs_dataset, tmp_path, model, "killed", "--resume", "latest")) == 1
 
 
-def block(heading):
-    return re.search(rf"## {heading}\n.*?```python\n(.*?)```", PAGE, re.DOTALL)[1]
+def start_trainer(name, dataset, folder, steps, ranks=1):
+    """Run the page's block for another library, on ranks; return the losses of the first rank's steps so far."""
+    start = [sys.executable]
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, "--"]
+    program = ROOT / "tests" / "support" / "programs" / "other_trainers.py"
+    paths = os.pathsep.join([str(ROOT / "tests"), *filter(None, sys.path)])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "ACCELERATE_USE_CPU": "true"}
+    command = [*start, program, name, dataset.path, folder, steps]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return dict(map(str.split, (folder / "losses-0.txt").read_text().splitlines()))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("name", ["Lightning", "Accelerate"])
+def test_lightning_and_accelerate_go_on_with_fewer_ranks_as_if_never_stopped(name, pairs_dataset, tmp_path):
+    pytest.importorskip(name.lower())
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "stopped").mkdir()
+    whole = start_trainer(name, pairs_dataset, tmp_path / "whole", 20)
+    start_trainer(name, pairs_dataset, tmp_path / "stopped", 12, ranks=2)
+    (tmp_path / "stopped" / "losses-0.txt").unlink()
+    again = start_trainer(name, pairs_dataset, tmp_path / "stopped", 20 if name == "Lightning" else 8)
+    assert [int(step) for step in again] == [*range(13, 21)]
+    for step, loss in again.items():
+        assert float(loss) == pytest.approx(float(whole[step]), abs=1e-5)
 
 
 @pytest.mark.wide
 @pytest.mark.filterwarnings("ignore")  # Lightning's, which depend on the machine
-def test_lightning_stopped_within_an_epoch_goes_on_as_if_never_stopped(pairs_dataset, tmp_path, plain, losses_of):
-    lightning = pytest.importorskip("lightning")
-
-    def fit(path, steps, **options):
-        names = {"torch": torch, "thermopile": thermopile, "lightning": lightning, "Pair": plain["Pair"]}
-        names |= {"SETTINGS": SETTINGS, "data": pairs_dataset.path, "path": path / "rows"}
-        names["vocab_size"] = pairs_dataset.index.tokenizer.vocab_size
-        exec(block("Lightning"), names)
-        torch.manual_seed(0)
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_steps=steps, logger=False, enable_progress_bar=False, enable_model_summary=False,
-            default_root_dir=path, enable_checkpointing=False,
-        )  # fmt: skip
-        module = names["Pairs"]()
-        trainer.fit(module, **options)
-        trainer.save_checkpoint(path / "last.ckpt")
-        module.rows.close()
-        module.loader.close()
-
+@pytest.mark.parametrize(("name", "steps", "stops"), [("Lightning", 45, (12, 40, 45)), ("Accelerate", 20, (7, 5, 8))])
+def test_lightning_and_accelerate_stopped_within_an_epoch_go_on_as_if_never_stopped(
+    name, steps, stops, pairs_dataset, tmp_path, losses_of
+):
+    pytest.importorskip(name.lower())
     (tmp_path / "whole").mkdir()
     (tmp_path / "stopped").mkdir()
-    fit(tmp_path / "whole", 45)
+    other_trainers.train(name, pairs_dataset.path, tmp_path / "whole", steps)
     whole = dict(losses_of)
     losses_of.clear()
-    for steps, options in ((12, {}), (40, {"ckpt_path": "last.ckpt"}), (45, {"ckpt_path": "last.ckpt"})):
-        given = {key: tmp_path / "stopped" / name for key, name in options.items()}
-        fit(tmp_path / "stopped", steps, **given)
+    for some in stops:
+        other_trainers.train(name, pairs_dataset.path, tmp_path / "stopped", some)
     assert losses_of == whole
-    assert sorted(whole) == [*range(1, 46)]
-
-
-@pytest.mark.wide
-def test_accelerate_stopped_within_an_epoch_goes_on_as_if_never_stopped(pairs_dataset, tmp_path, plain, losses_of):
-    accelerate = pytest.importorskip("accelerate")
-
-    def run(path, steps):
-        names = {"torch": torch, "thermopile": thermopile, "accelerate": accelerate, "itertools": itertools}
-        names |= {"Pair": plain["Pair"], "SETTINGS": SETTINGS | {"device": "cpu"}, "data": pairs_dataset.path}
-        names |= {"path": path / "rows", "folder": path / "state", "steps": steps}
-        torch.manual_seed(0)
-        exec(block("Accelerate"), names | {"vocab_size": pairs_dataset.index.tokenizer.vocab_size})
-
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "stopped").mkdir()
-    run(tmp_path / "whole", 20)
-    whole = dict(losses_of)
-    losses_of.clear()
-    for steps in (7, 5, 8):
-        run(tmp_path / "stopped", steps)
-    assert losses_of == whole
-    assert sorted(whole) == [*range(1, 21)]
+    assert sorted(whole) == [*range(1, steps + 1)]

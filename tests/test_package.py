@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -146,6 +147,30 @@ def test_make_takes_the_python_versions_that_the_package_declares():
     (taken,) = re.findall(r"^PYTHONS = (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert declared == taken.split()
     assert project["requires-python"] == f">={declared[0]}"
+
+
+def test_the_hooks_before_a_commit_are_the_commands_of_make_lint():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    link, *hooks = [hook["entry"] for hook in repository["hooks"]]
+    made = subprocess.run(
+        ["make", "-C", ROOT, "-n", "--no-print-directory", "-o", ".venv/ready", "-o", "link", "lint"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [hook.removeprefix("env ") for hook in hooks] == made.stdout.splitlines()
+    assert link == "make --silent link"
+
+
+def test_the_workflows_call_targets_of_the_makefile_and_nothing_else():
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    called = []
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text("utf-8"))["jobs"].values():
+            called += [step["run"] for step in job["steps"] if "run" in step]
+    words = [command.split() for command in called]
+    assert sorted(command[-1] for command in words) == ["test", "test-wide"]
+    assert all(command[0] == "make" and command[-1] in targets.split() for command in words)
 
 
 def test_the_lowest_versions_that_are_declared_are_the_ones_tested_and_none_is_above_what_make_installs():

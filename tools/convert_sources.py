@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ..pipeline.sources.hub import HUB
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from .arguments import PlaceType, defaulting, flag
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from ..pipeline.sources import Source
 
 
-KIND_OF_SUFFIX = {".csv": "csv", ".tsv": "csv", ".tar": "webdataset", ".parquet": "parquet"}
+KIND_OF_SUFFIX = {".csv": "csv", ".tsv": "csv", ".json": "karpathy", ".tar": "webdataset", ".parquet": "parquet"}
+KIND_OF_SUFFIX |= {".npy": "arrays", ".npz": "arrays"}
 """What a file's name ends with -> the kind that reads it, unless one is named; all else is a folder."""
 
 
@@ -99,6 +101,7 @@ _LOCAL = _LocalPath(exists=True, path_type=LocalPath)
 _FOLDER = PlaceType(click.Path(exists=True, file_okay=False, path_type=LocalPath))
 _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)
+_ROOT = click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC.")
 
 
 _OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "describe")
@@ -135,7 +138,7 @@ def users_kind(name: str) -> Kind:
 
 def kind_named(name: str, src: str) -> Kind:
     """Return a kind by name; without one, the kind that reads what SRC ends with."""
-    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], "folder")
+    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], "parquet" if src.startswith(HUB) else "folder")
     if found := [kind for kind in KINDS if kind.name == name]:
         return found[0]
     raise click.UsageError(f"no kind of source is called {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
@@ -174,6 +177,7 @@ KINDS = (
         "cifar-100-python.tar.gz data/cifar100-lt --longtail 100",
         "cifar:CifarSource",
         _LOCAL,
+        (flag("superclasses", "Use CIFAR-100's 20 superclasses in place of its 100 classes."),),
         own_test=True,
     ),
     Kind(
@@ -195,9 +199,23 @@ KINDS = (
                 type=click.Choice(["csv", "none"]),
                 help="Whether quotes enclose texts (csv) or belong to them (none). Default: decided by the whole file.",
             ),
-            click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC."),
+            _ROOT,
         ),
         captions=True,
+    ),
+    Kind(
+        "karpathy",
+        "Convert a list in Karpathy's json, such as dataset_coco.json. Its split test is OUT-test.",
+        "dataset_flickr30k.json data/flickr30k --root flickr30k-images",
+        "karpathy:KarpathySource",
+        _FILE,
+        (
+            _part("split", "train,restval", "Splits to convert, separated by commas."),
+            _part("test-split", "test", "Splits that become OUT-test."),
+            _ROOT,
+        ),
+        captions=True,
+        own_test=True,
     ),
     Kind(
         "webdataset",
@@ -226,10 +244,11 @@ KINDS = (
     ),
     Kind(
         "parquet",
-        "Convert Parquet files with embedded pictures, such as Hugging Face datasets: files, or folders of them.",
+        "Convert Parquet files with embedded pictures, such as Hugging Face datasets: files, or folders of them, or "
+        "hf://datasets/ORG/NAME[@REVISION][/PATH] from the hub.",
         "food101/data/train-*.parquet data/food101 --holdout 50",
         "parquet:ParquetSource",
-        _EITHER,
+        PlaceType(_LOCAL, HUB),
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
             _part(
@@ -241,6 +260,18 @@ KINDS = (
         ),
         many=True,
         captions=True,
+    ),
+    Kind(
+        "arrays",
+        "Convert pictures, uint8, and classes, if any: an .npz, or an .npy or idx file (MNIST's, also .gz) of each.",
+        "images.npy labels.npy data/images",
+        "arrays:ArraysSource",
+        _FILE,
+        (
+            _part("image", "images;x;x_train;train_images;arr_0", "Pictures in an .npz; the first name that exists."),
+            _part("group", "labels;y;y_train;train_labels;arr_1", "Classes in an .npz; the first name that exists."),
+        ),
+        many=True,
     ),
     Kind(
         "dataset",

@@ -157,7 +157,14 @@ def shown_settings(settings: TrainConfig, layers: Layers) -> str:
         if full in asked and asked[full] != value:
             origin = f"resolved from {asked[full]} ({origin})"
         lines.append((table, f"# {key} = none" if value is None else f"{key} = {_toml(value)}", plain_text(origin)))
-    return _aligned(lines)
+    width = min(44, max(len(setting) for _, setting, _ in lines))
+    text, current = [], ""
+    for table, setting, origin in lines:
+        if table != current:
+            text += ["", f"[{table}]"]
+            current = table
+        text.append(f"{setting:<{width}}  # {origin}")
+    return "\n".join(text)
 
 
 def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -170,20 +177,7 @@ def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, 
             yield from _entries(value, f"{table}.{key}".removeprefix("."))
 
 
-def _aligned(lines: list[tuple[str, str, str]]) -> str:
-    """Join the lines under their table headers, with origins aligned."""
-    width = min(44, max(len(setting) for _, setting, _ in lines))
-    text, current = [], ""
-    for table, setting, origin in lines:
-        if table != current:
-            text += ["", f"[{table}]"]
-            current = table
-        text.append(f"{setting:<{width}}  # {origin}")
-    return "\n".join(text)
-
-
 def _toml(value: Any) -> str:
-    """Format the value on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))

@@ -47,10 +47,6 @@ SHOWN = {
     "other": "other",
 }
 """Part of a step -> its name in the progress line."""
-STEADY_STEPS = 50
-"""Steps until start-up waits have passed."""
-ROWS_IN_TWO_SECONDS = 10_000_000
-"""Rows of a selection, or of weights, that take about two seconds to copy."""
 _ending = threading.Lock()
 
 _log, _PACKAGE = logging.getLogger(__name__), logging.getLogger(__name__.partition(".")[0])
@@ -187,7 +183,6 @@ def _check_paths(asked: TrainOptions) -> None:
 
 
 def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
-    """Return the settings of the command line."""
     layers = below or Layers()
     if asked.preset is not None:
         layers.add_preset(asked.preset)
@@ -228,7 +223,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         if resume and world.is_first:
             directory.warnings.begin(resuming=True)
     copied = sum(rows_of(file) for name in SELECTING if (file := getattr(data, name)))
-    if copied > ROWS_IN_TWO_SECONDS and not resume:
+    if copied > 10_000_000 and not resume:  # takes more than some two seconds
         say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
         warnings_log(directory.warnings_file, world.rank if world.size > 1 else None),
@@ -352,7 +347,6 @@ def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool
 
 
 def _in_words(run: Run) -> str:
-    """Describe the training in one line."""
     dataset, data = run.dataset, run.config.data
     selected = f"{run.order.samples:,} selected of " if data.select else ""
     parameters = sum(weights.numel() for weights in run.encoders.parameters() if weights.requires_grad)
@@ -383,10 +377,8 @@ def _acknowledge(signal_name: str) -> None:
 
 
 class _TrainingProgress:
-    """Shows step reports in the progress bar, and each hint once."""
-
     def __init__(self, bar: ProgressBar, first_step: int, then: OnReport) -> None:
-        self._bar, self._hints_from, self._then = bar, first_step + STEADY_STEPS, then
+        self._bar, self._hints_from, self._then = bar, first_step + 50, then  # once start-up waits are over
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:

@@ -77,7 +77,6 @@ def _distribute(row_records: Sequence[Place], word: int, parts: Sequence[BinaryI
 
 
 def _first(row_records: Sequence[Place], word: int, wanted: np.uint64) -> int:
-    """Return the first sample with a checksum."""
     before = 0
     for checksums in _checksums(row_records, word):
         if len(places := np.flatnonzero(checksums == wanted)):

@@ -63,9 +63,6 @@ _OWN_OBJECTS = re.compile(
     r"|shards/shard-[0-9]{5,}(\.[0-9]+)?\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
 )
 """Names of an unfinished conversion's objects."""
-_IN_FOLDER, _IN_TMPDIR = "writing-", "thermopile-shards-"
-
-
 _DATASET, _PARTS, _PLAN = ("dataset/", ""), ("parts/", ".partial/"), ("plan.json", ".partial/plan.json")
 """Names below `begun`, where the dataset is built apart, and in its final place; of folders, with a slash."""
 
@@ -422,8 +419,8 @@ def claimed(out: Place, *, shared: bool = False) -> Iterator[Partial]:
     """
     lock, folder, prefix = made_for(
         out,
-        lambda path: (_locked(path, shared), Path(str(Partial(path).path)), _IN_FOLDER),
-        lambda _: (nullcontext(), Path(gettempdir()), _IN_TMPDIR),
+        lambda path: (_locked(path, shared), Path(str(Partial(path).path)), "writing-"),
+        lambda _: (nullcontext(), Path(gettempdir()), "thermopile-shards-"),
     )
     with lock, own_folder(folder, prefix) as scratch:
         yield Partial(out, scratch)

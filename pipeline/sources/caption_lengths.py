@@ -1,4 +1,4 @@
-"""How long a source's captions are in tokens, and the vocabulary and context that suit them."""
+"""The lengths of a source's captions in tokens, and the vocabulary and context that suit them."""
 
 import re
 from collections import Counter
@@ -22,7 +22,6 @@ CONTEXTS = (*range(32, 73, 8), 77)
 MAX_SHARE_CUT = 0.01
 MAX_CHARACTERS = 2_000
 """Characters of a caption that are measured, far more than the longest context holds."""
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def measure(
     captions = [caption[:MAX_CHARACTERS] for caption in captions]
     if not captions:
         return None
-    words = Counter(word for caption in captions for word in _WORD.findall(caption))
+    words = Counter(word for caption in captions for word in re.findall(r"\w+", caption))
     frequent = sum(count >= 3 for count in words.values())
     holding = [size for size in VOCABULARIES if size >= frequent] or [VOCABULARIES[-1]]
     tried, longest = [], None

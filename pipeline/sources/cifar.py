@@ -43,7 +43,8 @@ class _Layout(NamedTuple):
     labels_key: str = ""
     """Keys of the pickled dictionaries; empty for binary files."""
     label_bytes: int = 0
-    """Label bytes before the pixels of a binary record; the last of them is the class."""
+    """Label bytes before the pixels of a binary record; the last is the class, in CIFAR-100 after the superclass."""
+    superclasses: bool = False
 
 
 _TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -58,23 +59,26 @@ _LAYOUTS = (
         label_bytes=1,
     ),
     _Layout("cifar-100 binary", "fine_label_names.txt", ("train.bin",), ("test.bin",), label_bytes=2),
+    _Layout("cifar-100 python", "meta", ("train",), ("test",), "coarse_label_names", "coarse_labels", 0, True),
+    _Layout("cifar-100 binary", "coarse_label_names.txt", ("train.bin",), ("test.bin",), "", "", 2, True),
 )
 
 
 class CifarSource(Source):
     """The training set, or with `test` the test batch, held in memory: 150 MB for 50,000 pictures.
 
-    root: the downloaded .tar.gz, the folder in it, or that folder's parent. Classes are the fine ones.
+    root: the downloaded .tar.gz, the folder in it, or that folder's parent. superclasses: whether the
+    classes are CIFAR-100's twenty superclasses, in place of its hundred classes.
     Raises SourceError if root is none of these, a file is missing or damaged, or a pickle contains anything but plain
     values and arrays.
     """
 
     mode = "images"
 
-    def __init__(self, root: Path, *, test: bool) -> None:
+    def __init__(self, root: Path, *, test: bool, superclasses: bool = False) -> None:
         self.root, self.test = root, test
         files = _read_files(root, test)
-        layout = _layout_of(root, files)
+        layout = _layout_of(root, files, superclasses)
         self._batches = layout.test if test else layout.train
         if missing := [name for name in self._batches if name not in files]:
             raise SourceError(f"{root} is {layout.kind} but lacks {', '.join(missing)}; download it again")
@@ -130,7 +134,7 @@ def _binary(layout: _Layout, name: str, data: bytes) -> _Batch:
     if len(data) % record:
         raise SourceError(f"{name} has {len(data):,} bytes, not a multiple of {record:,}; download it again")
     records = np.frombuffer(data, np.uint8).reshape(-1, record)
-    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1].astype(np.int32)
+    return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1 - layout.superclasses].astype(np.int32)
 
 
 def _pickled(layout: _Layout, name: str, data: bytes) -> _Batch:
@@ -165,12 +169,12 @@ def _all_are(kind: type, values: list[Any]) -> bool:
     return all(type(value) is kind for value in values)
 
 
-def _layout_of(root: Path, files: Mapping[str, bytes]) -> _Layout:
-    for layout in _LAYOUTS:
-        if layout.names_file in files:
-            return layout
-    wanted = ", ".join(layout.names_file for layout in _LAYOUTS)
-    raise SourceError(f"{root} is not a CIFAR archive, python or binary: it has none of {wanted}")
+def _layout_of(root: Path, files: Mapping[str, bytes], superclasses: bool) -> _Layout:
+    layouts = [layout for layout in _LAYOUTS if layout.superclasses == superclasses]
+    if found := [layout for layout in layouts if layout.names_file in files]:
+        return found[0]
+    wanted, kind = ", ".join(layout.names_file for layout in layouts), "CIFAR-100" if superclasses else "CIFAR"
+    raise SourceError(f"{root} is not a {kind} archive, python or binary: it has none of {wanted}")
 
 
 def _read_files(root: Path, test: bool) -> dict[str, bytes]:

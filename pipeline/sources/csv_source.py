@@ -17,7 +17,7 @@ from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import NEVER, BadSample, ClassGroups, Read, Sample, Source, Work
-from .csv_rows import SCHEMA, Quoting, read_list
+from .csv_rows import SCHEMA, Quoting, read_list, taken
 from .listing import OBJECT, as_text, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
 
@@ -37,6 +37,8 @@ class CsvSource(Source):
     MAX_ROW_BYTES, or too many rows are malformed.
     """
 
+    kind = "csv"
+
     def __init__(
         self,
         file: AnyPlace,
@@ -52,7 +54,7 @@ class CsvSource(Source):
         self.root = place_of(root or self.file.parent)
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
-        listing = read_list(_opened(self.file), self._names, separator, quoting)
+        listing = read_list(opened_list(self.file), self._names, separator, quoting)
         self._rows, self._digest, self._quoting, self.notes = listing
         self._sound = self._rows["problem"].null_count
         if not len(self):
@@ -74,9 +76,12 @@ class CsvSource(Source):
     def _sample(self, index: int, row: dict[str, bytes | None], unchanged_since: int) -> Sample:
         if row["problem"] is not None:
             raise BadSampleError(row["problem"].decode())
-        caption = caption_text(row["caption"]) if self.mode == "pairs" else None
-        picture = self._picture(row["image"] or b"", unchanged_since)
-        return Sample(as_text(row["image"] or b""), str(index), picture, caption, as_text(row["group"] or b"") or None)
+        captions = self._captions(row["caption"]) if self.mode == "pairs" else (None,)
+        picture, group = self._picture(row["image"] or b"", unchanged_since), as_text(row["group"] or b"") or None
+        return Sample(as_text(row["image"] or b""), str(index), picture, captions[0], group, captions[1:])
+
+    def _captions(self, raw: bytes | None) -> tuple[str, ...]:
+        return (caption_text(raw),)
 
     def _picture(self, name: bytes, unchanged_since: int) -> bytes:
         try:
@@ -113,7 +118,7 @@ class CsvSource(Source):
         return str(index)
 
     def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
-        return Work(indices, unchanged_since, self._rows.take(indices).combine_chunks())
+        return Work(indices, unchanged_since, taken(self._rows, indices))
 
     def read(self, work: Work) -> Iterator[Read]:
         for index, row in zip(work.indices.tolist(), work.rows.to_pylist(), strict=True):
@@ -128,9 +133,9 @@ class CsvSource(Source):
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode == "images":
             return
-        for caption in self._rows["caption"].take(indices).to_pylist():
+        for caption in taken(self._rows.select(["caption"]), indices)["caption"].to_pylist():
             try:
-                yield caption_text(caption)
+                yield from self._captions(caption)
             except BadSampleError:
                 continue
 
@@ -156,7 +161,7 @@ class CsvSource(Source):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "kind": "csv",
+            "kind": self.kind,
             "file": resolved_text(self.file),
             "root": resolved_text(self.root),
             **self._names,
@@ -184,7 +189,7 @@ def _spellings(name: bytes) -> Iterator[bytes]:
             yield os.fsencode(spelling)
 
 
-def _opened(file: Place) -> SourceFile:
+def opened_list(file: Place) -> SourceFile:
     try:
         return SourceFile(file)
     except (NotRegularFileError, FileNotFoundError, NotADirectoryError):

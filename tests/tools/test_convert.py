@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+import thermopile
+from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.opening import Dataset
 from thermopile.tools.cli import main
 
@@ -351,6 +353,58 @@ def test_the_test_batch_of_cifar_becomes_a_dataset_of_its_own_and_is_not_cut(tmp
     converted("cifar", tmp_path / "in", tmp_path / "out", "--longtail", 20)
     assert list(sizes(tmp_path / "out").values()) == [int(20 * 20 ** (-k / 9) + 1e-9) for k in range(10)]
     assert sizes(tmp_path / "out-test") == {f"kind {i}": 4 for i in range(10)}
+
+
+def test_ids_are_the_same_with_the_classes_of_cifar_100_and_with_its_superclasses(tmp_path):
+    (tmp_path / "in").mkdir()
+    for seed, name in enumerate(("train.bin", "test.bin")):
+        records = np.random.default_rng(seed).integers(0, 256, (40, 3074), np.uint8)
+        records[:, 0], records[:, 1] = np.arange(40) % 20, np.arange(40)
+        (tmp_path / "in" / name).write_bytes(records.tobytes())
+    for name, count in (("fine", 40), ("coarse", 20)):
+        lines = "\n".join(f"{name} {i}" for i in range(count))
+        (tmp_path / "in" / f"{name}_label_names.txt").write_text(lines)
+    converted("cifar", tmp_path / "in", tmp_path / "fine")
+    converted("cifar", tmp_path / "in", tmp_path / "coarse", "--superclasses")
+    for ending in ("", "-test"):
+        fine, coarse = (
+            Dataset(tmp_path / f"{name}{ending}").column("group").to_pylist() for name in ("fine", "coarse")
+        )
+        assert [f"coarse {int(name.split()[1]) % 20}" for name in fine] == coarse
+
+
+def test_the_test_split_of_karpathys_list_becomes_a_dataset_of_its_own_with_all_captions(tmp_path):
+    (tmp_path / "in").mkdir()
+    images = []
+    for i in range(40):
+        draw(i).save(tmp_path / "in" / f"{i}.jpg")
+        sentences = [{"raw": f"caption {place} of picture {i}"} for place in range(5)]
+        images.append({"filename": f"{i}.jpg", "split": ("train", "test")[i % 2], "sentences": sentences})
+    (tmp_path / "list.json").write_text(json.dumps({"images": images}))
+    listed = ("karpathy", tmp_path / "list.json", tmp_path / "out")
+    assert_one_line(run(*listed), 1, "none of 20 pictures tried exists", "--root")
+    result = converted(*listed, "--root", tmp_path / "in")
+    for path, parity in ((tmp_path / "out", 0), (tmp_path / "out-test", 1)):
+        dataset = Dataset(path)
+        assert f"{path}: 20 samples with 100 captions, at most 5 each, in 1 shard" in result.stdout
+        assert {int(uri.removesuffix(".jpg")) % 2 for uri in dataset.column("uri").to_pylist()} == {parity}
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (tmp_path / "out-test" / "tokenizer.json").read_bytes()
+
+
+def test_arrays_that_are_no_pictures_end_with_one_line_and_leave_nothing(tmp_path):
+    np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3)))
+    result = run("arrays", tmp_path / "images.npy", tmp_path / "out")
+    assert_one_line(result, 1, "images.npy is float64 (20, 8, 8, 3); pictures are uint8, n × H × W or n × H × W × 3")
+    assert [path.name for path in tmp_path.iterdir()] == ["images.npy"]
+
+
+def test_python_reads_arrays_and_karpathys_list_by_the_ends_of_their_names(tmp_path):
+    np.savez(tmp_path / "pictures.npz", x=np.stack([np.asarray(draw(i)) for i in range(16)]), y=np.arange(16) % 2)
+    dataset = thermopile.convert(tmp_path / "pictures.npz", tmp_path / "out")
+    assert sorted(dataset.column("group").to_pylist()) == ["0"] * 8 + ["1"] * 8
+    (tmp_path / "dataset_coco.json").write_text("{}")
+    with pytest.raises(SourceError, match="is not in the form"):
+        thermopile.convert(tmp_path / "dataset_coco.json", tmp_path / "coco")
 
 
 def test_the_users_own_tokenizer_is_used(tmp_path, pairs_dataset):

@@ -5,8 +5,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
+from thermopile.storage.bucket import Address
 from thermopile.trainer.config import RANDOM
 from thermopile.trainer.frozen_pass import FrozenPass
 from thermopile.trainer.run.build import create_order, objective_of, recipe_named
@@ -119,6 +121,13 @@ def test_mixtures_and_windows_are_scored_whole(pairs_dataset, model, tmp_path):
     windowed = scored([pairs_dataset.path], model.path, tmp_path / "windowed", "--batches", 2, *windows,
                       *sets("state.memory_budget=120kB"))  # fmt: skip
     assert (StateReader.open(windowed.state).column("visits") >= 1).all()
+
+
+@pytest.mark.wide
+def test_a_bucket_is_scored_as_a_folder_is(run, model, pairs_dataset, tmp_path, s3, monkeypatch):
+    monkeypatch.setenv("THERMOPILE_CACHE", str(tmp_path / "cache"))
+    place = uploaded(pairs_dataset.path, Address("bucket", "pairs"))
+    assert_same_run(scored([place], model.path, Address("bucket", "scored"), *OFTEN), run)
 
 
 @pytest.mark.wide

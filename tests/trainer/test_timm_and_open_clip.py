@@ -399,6 +399,8 @@ def assert_open_clip_gives_the_probabilities(run, dataset, folder):
     ours = F.normalize(encoders.image(PIXELS)) @ F.normalize(encoders.text(tokens)).T
     settings = run.config().objective.settings
     tau = learned.get("tau", settings.get("tau_init", settings.get("tau")))
+    if "log_tau" in learned:
+        tau = learned["log_tau"].exp()
     ours = ours * (learned["log_logit_scale"].exp() if "log_logit_scale" in learned else 1 / tau)
     theirs = scale * image @ text.T
     if bias:
@@ -436,6 +438,17 @@ def test_a_pair_of_open_clip_begins_at_its_temperature_and_is_exported_with_the_
     (tmp_path / "model").rename(tmp_path / "gone")
     again = settings(pairs_dataset, model, **more | {"objective": {"name": objective} | resumed_settings})
     assert again.objective.settings[setting] == resumed_settings[setting]
+
+
+def test_a_pair_of_open_clip_scores_pairs_at_its_own_temperature(pairs_dataset, tmp_path):
+    model = saved_pair(pairs_dataset, tmp_path / "model", logit_scale=3.0)
+    chosen = [f"model.{side}.config.{key}={json.dumps(value)}"
+              for side in ("image", "text") for key, value in model[side]["config"].items()]  # fmt: skip
+    succeed("score", pairs_dataset.path, "--model", model["image"]["name"], "--out", tmp_path / "run", "--batches", 2,
+            *sets("model.dim=16", "data.image_size=32", *chosen))  # fmt: skip
+    run = RunDirectory(tmp_path / "run")
+    assert run.config().objective.settings["tau"] == pytest.approx(np.exp(-3.0))
+    assert_open_clip_gives_the_features(run, pairs_dataset, tmp_path / "out")
 
 
 def test_a_bias_that_the_objective_does_not_learn_stays_that_of_the_file(pairs_dataset, tmp_path):

@@ -31,14 +31,10 @@ T = TypeVar("T")
 
 TRIES = 5
 """A run that keeps few snapshots may delete the one being read."""
-SOME_AT_TOP = 0.05
-"""Share of the samples. None should be at the ceiling, which is only a safeguard."""
 MANY_AT_BOUND = 0.5
 """Share of the samples. Some samples at the floor are normal: rare ones."""
 NARROW = 1.1
 """Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
-FEW_VISITED = 0.5
-MANY_STUCK = 0.01
 MANY_COPIED = 0.01
 
 
@@ -165,7 +161,7 @@ def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | Non
 
 
 def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
-    if 0 < survey.share_visited < FEW_VISITED:
+    if 0 < survey.share_visited < 0.5:
         yield (
             f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. All figures cover those; "
             "the others still hold their initial values."
@@ -177,7 +173,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
                 f"`thermopile state check {inspection.run.path}` lists them."
             )
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
-    if stuck >= MANY_STUCK:
+    if stuck >= 0.01:
         yield (
             f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
@@ -215,7 +211,7 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
             "never move as far from uniform as rho allows, so nothing raises tau. "
             "Lower rho or raise the batch size."
         )
-    if high >= SOME_AT_TOP:
+    if high >= 0.05:  # none should be at the ceiling, a safeguard
         yield (
             f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
             "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."

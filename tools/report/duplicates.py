@@ -40,7 +40,10 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
 
 def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Duplicates, folder: Path) -> Path:
     """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
-    groups = {"The largest clusters": list(found.sizes)[:EXAMPLES], "The least certain": _least_certain(found)}
+    near = np.flatnonzero((found.reason == NEAR) & (found.cluster >= 0))
+    order = near[np.argsort(found.agreement.correlation[near], kind="stable")]
+    least_certain = list(dict.fromkeys(found.cluster[order[: 4 * EXAMPLES]].tolist()))[:EXAMPLES]
+    groups = {"The largest clusters": list(found.sizes)[:EXAMPLES], "The least certain": least_certain}
     members = found.members([cluster for clusters in groups.values() for cluster in clusters])
     shown = [id for clusters in groups.values() for cluster in clusters for id in members[cluster][:MEMBERS]]
     pictures = read_pictures(dataset, shown, inspection.notes)
@@ -60,13 +63,6 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     html = document("Duplicates among the samples of", name, lede, "", inspection.notes, parts)
     write_atomically(folder / DUPLICATES_PAGE, html.encode())
     return folder / DUPLICATES_PAGE
-
-
-def _least_certain(found: Duplicates) -> list[int]:
-    """Return the clusters with the lowest correlations of two near duplicates."""
-    near = np.flatnonzero((found.reason == NEAR) & (found.cluster >= 0))
-    order = near[np.argsort(found.agreement.correlation[near], kind="stable")]
-    return list(dict.fromkeys(found.cluster[order[: 4 * EXAMPLES]].tolist()))[:EXAMPLES]
 
 
 def _best_figures(found: Duplicates) -> dict[int, str]:

@@ -23,7 +23,6 @@ MAX_PAGE_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
 LONGEST_TEXTS = (MAX_TEXT_CHARACTERS, 500, 100)
 """Character limits to try for texts on a card, from complete to barely distinguishable."""
-IMAGE_TAG_BYTES = 100
 
 
 def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
@@ -111,7 +110,7 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
             break
     dataset, shown = findings.inspection.dataset, shown_ids(survey, drift, findings.by_features)
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
-    uris = data_uris(pictures, shown, room - size - IMAGE_TAG_BYTES * len(shown))
+    uris = data_uris(pictures, shown, room - size - 100 * len(shown))  # and a tag for each
     if pictures and not uris:
         findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
     return built(uris, longest)

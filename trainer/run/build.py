@@ -369,7 +369,8 @@ def open_loader(
         return SyntheticLoader(dataset, served, **shared, device=device)
     shared |= {
         "recipe": recipe_named(config.recipe),
-        "workers": config.workers or _workers_beside_others(config.loader, world),
+        # Of ranks that share a machine; None lets the loader choose.
+        "workers": config.workers or (world.cores and world.cores + (config.loader == "dali")),
         "ahead": config.ahead,
         "captions": config.captions,
         "device": device.type,
@@ -390,11 +391,6 @@ def open_loader(
     if pieces > 1:
         shared["device"] = "cpu"  # where the pieces of a batch wait
     return FFCVLoader(dataset, served, **shared, augment=augment)
-
-
-def _workers_beside_others(loader: str, world: World) -> int | None:
-    """Return the number of threads for a rank that shares its machine; None lets the loader choose."""
-    return None if world.cores is None else world.cores + (loader == "dali")
 
 
 def _augmentation_named(name: str) -> Augmentation:

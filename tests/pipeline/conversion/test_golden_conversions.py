@@ -101,6 +101,29 @@ def tars(root, numbers, cut=0):
         os.utime(path, (1e9, 1e9))
 
 
+def karpathy(root):
+    root.mkdir()
+    images = []
+    for number in range(24):
+        suffix, data = picture(number)
+        (root / "pictures").mkdir(exist_ok=True)
+        (root / "pictures" / f"{number:02}.{suffix}").write_bytes(data)
+        captions = [f"picture {number}", "a few words"][: 1 + number % 2]
+        images.append({"filepath": "pictures", "filename": f"{number:02}.{suffix}",
+                       "split": ("train", "val", "restval", "test")[number % 4],
+                       "sentences": [{"raw": caption} for caption in captions]})  # fmt: skip
+    (root / "dataset.json").write_text(json.dumps({"images": images}))
+
+
+def arrays(root):
+    root.mkdir()
+    pixels = np.stack([np.asarray(draw(number)) for number in range(24)])
+    np.savez(root / "pictures.npz", images=pixels, labels=np.arange(24) % 3)
+    for half in range(2):
+        np.save(root / f"images-{half}.npy", pixels[12 * half :][:12])
+        np.save(root / f"labels-{half}.npy", np.arange(12) % 3)
+
+
 def cifar(root):
     root.mkdir()
     (root / "batches.meta.txt").write_text("cat\ndog\ncow\n")
@@ -120,7 +143,8 @@ def sources(tmp_path_factory):
     (root / "folder-bad" / "none.jpg").write_bytes(b"no picture")
     csv(root / "csv-quotes", range(8), "\r\n", QUOTED)
     tars(root / "tars-bad", range(24), cut=3_000)
-    cifar(root / "cifar")
+    for make in (cifar, karpathy, arrays):
+        make(root / make.__name__)
     pq.write_table(pa.table({"sample_id": [id for id in range(24) if id % 3]}), root / "kept.parquet")
     return root
 
@@ -144,6 +168,9 @@ CASES = {
     "tars-bad": (["webdataset", "IN/tars-bad"], [*ALL]),
     "tars-in-place": (["webdataset", "IN/tars"], ["--in-place"]),
     "cifar": (["cifar", "IN/cifar"], []),
+    "karpathy": (["karpathy", "IN/karpathy/dataset.json"], []),
+    "arrays": (["arrays", "IN/arrays/pictures.npz"], []),
+    "arrays-holdout": (["arrays", "IN/arrays/images-0.npy", "IN/arrays/labels-0.npy"], ["--holdout", "3"]),
     "dataset": (["dataset", "IN/converted"], ["--select", "IN/kept.parquet"]),
     "glyphs": (["glyphs"], []),
     "glyphs-altered": (["glyphs"], ["--swap", "0.2", "--duplicate", "0.1", "--seed", "7"]),
@@ -155,6 +182,7 @@ APPENDED = {
     "folder": [["folder", "IN/folder"], ["folder", "IN/folder-more"]],
     "csv": [["csv", "IN/csv/list.csv"], ["csv", "IN/csv-more/list.csv"]],
     "parquet": [["parquet", "IN/parquet"], ["parquet", "IN/parquet-more"]],
+    "arrays": [["arrays", *(f"IN/arrays/{name}-{half}.npy" for name in ("images", "labels"))] for half in range(2)],
     "tars": [["webdataset", "IN/tars"], ["webdataset", "IN/tars-more"]],
     "tars-in-place": [["webdataset", "IN/tars/0-00.tar", "--in-place"],
                       ["webdataset", "IN/tars/1-12.tar", "--in-place"]],

@@ -16,6 +16,7 @@ from thermopile.pipeline.sources.cifar import CifarSource
 
 TEN = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 HUNDRED = tuple(f"class {number:02}" for number in range(100))
+TWENTY = tuple(f"superclass {number:02}" for number in range(20))
 ROWS = 6
 
 
@@ -52,12 +53,15 @@ def batch(number, classes):
 def python_files(classes):
     tens, labels_key = classes == 10, "labels" if classes == 10 else "fine_labels"
     names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if tens else ["train", "test"]
-    meta = {"label_names": list(TEN)} if tens else {"coarse_label_names": ["x"], "fine_label_names": list(HUNDRED)}
+    meta = {"label_names": list(TEN)}
+    if not tens:
+        meta = {"coarse_label_names": list(TWENTY), "fine_label_names": list(HUNDRED)}
     files = {"batches.meta" if tens else "meta": python2_pickle(meta)}
     for number, name in enumerate(names):
         pixels, labels = batch(number, classes)
         rest = {"batch_label": "a batch", "filenames": ["a_s_000001.png"] * ROWS}
-        files[name] = python2_pickle(rest | {labels_key: labels, "coarse_labels": [0] * ROWS, "data": pixels})
+        superclasses = [label % 20 for label in labels]
+        files[name] = python2_pickle(rest | {labels_key: labels, "coarse_labels": superclasses, "data": pixels})
     return files
 
 
@@ -66,9 +70,11 @@ def binary_files(classes):
     names = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"] if tens else ["train.bin", "test.bin"]
     files = {"batches.meta.txt" if tens else "fine_label_names.txt": "\n".join((*(TEN if tens else HUNDRED), "", ""))
              .encode()}  # fmt: skip
+    if not tens:
+        files["coarse_label_names.txt"] = "\n".join((*TWENTY, "")).encode()
     for number, name in enumerate(names):
         pixels, labels = batch(number, classes)
-        records = [bytes([label] if tens else [19, label]) + row.tobytes()
+        records = [bytes([label] if tens else [label % 20, label]) + row.tobytes()
                    for row, label in zip(pixels, labels, strict=True)]  # fmt: skip
         files[name] = b"".join(records)
     return files
@@ -122,6 +128,27 @@ def test_pixels_and_fine_classes_are_those_of_the_archive_however_it_comes(tmp_p
         assert source.groups().names == names
     assert train[0].picture.size == (32, 32)
     assert f"cifar-{classes}" in train.describe()["kind"]
+
+
+@pytest.mark.parametrize("files_of", [python_files, binary_files])
+@pytest.mark.parametrize("packed", [False, True], ids=["folder", "tar.gz"])
+def test_the_superclasses_of_cifar_100_can_be_the_classes(tmp_path, files_of, packed):
+    files = files_of(100)
+    root = pack(tmp_path / "cifar.tar.gz", files) if packed else write(tmp_path / "cifar", files)
+    for number, test in enumerate((False, True)):
+        source = CifarSource(root, test=test, superclasses=True)
+        pixels, groups = read_back(source)
+        assert np.array_equal(pixels, batch(number, 100)[0])
+        assert groups == [TWENTY[label % 20] for label in batch(number, 100)[1]]
+        assert source.groups().names == TWENTY
+        assert source.describe()["listing"] != CifarSource(root, test=test).describe()["listing"]
+
+
+@pytest.mark.parametrize("files_of", [python_files, binary_files])
+def test_cifar_10_has_no_superclasses_and_says_so(tmp_path, files_of):
+    root = write(tmp_path / "cifar", files_of(10))
+    with pytest.raises(SourceError, match=r"is not a CIFAR-100 archive.* none of meta, coarse_label_names\.txt"):
+        CifarSource(root, test=False, superclasses=True)
 
 
 def test_a_key_is_the_batch_and_the_place_in_it(tmp_path):

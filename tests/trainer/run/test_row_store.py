@@ -6,7 +6,10 @@ import torch
 from torch.nn import functional as F
 
 from thermopile import Loader, RowStore, StateReader
+from thermopile.benchmarks.object_server import uploaded
 from thermopile.state_store import SnapshotNotFoundError
+from thermopile.storage.bucket import Address
+from thermopile.storage.place import place_of
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.world import World
 
@@ -23,17 +26,22 @@ def loader(pairs_dataset):
         yield loader
 
 
-def step(rows, number):
-    """One step without a model: features drawn for the batch `number`; its loss."""
+def drawn_features(rows, number):
+    """Features of the batch `number`, not yet of norm 1, and its ids."""
     place = divmod(number, rows.order.steps_per_epoch)
     ids = torch.from_numpy(rows.order.batch_ids(*place))
     drawn = torch.Generator().manual_seed(number)
-    first, second = (F.normalize(torch.randn(len(ids), 8, generator=drawn), dim=1) for _ in range(2))
-    return float(rows.loss(first.requires_grad_(), second, ids).detach())
+    return *(torch.randn(len(ids), 8, generator=drawn) for _ in range(2)), ids
+
+
+def step(rows, number):
+    """The loss of one step without a model."""
+    first, second, ids = drawn_features(rows, number)
+    return float(rows.loss(F.normalize(first, dim=1).requires_grad_(), F.normalize(second, dim=1), ids).detach())
 
 
 def written(path, at="latest"):
-    reader = StateReader.open(path / "state", at=at)
+    reader = StateReader.open(place_of(path) / "state", at=at)
     return {name: np.asarray(reader.column(name)) for name in reader.columns}
 
 
@@ -66,6 +74,40 @@ def test_rows_go_back_to_an_older_checkpoint_and_on_as_if_never_stopped(loader, 
         rows.checkpoint()
     assert losses == whole[1]
     assert_same(written(tmp_path / "rows"), whole[0])
+
+
+@pytest.mark.wide
+def test_rows_and_samples_in_a_bucket_are_as_those_on_disk(pairs_dataset, whole, s3, monkeypatch, tmp_path):
+    monkeypatch.setenv("THERMOPILE_CACHE", str(tmp_path / "cache"))
+    place, rows_place, losses = uploaded(pairs_dataset.path, Address("bucket", "pairs")), Address("bucket", "rows"), []
+    checkpoint = None
+    with Loader(place, SETTINGS) as loader:
+        for stop in (4, 10):
+            with RowStore(rows_place, loader) as rows:
+                if checkpoint:
+                    rows.load_state_dict(checkpoint)
+                losses += [step(rows, number) for number in range(rows.steps_done, stop)]
+                checkpoint = rows.state_dict()
+    assert losses == whole[1]
+    assert_same(written(rows_place), whole[0])
+
+
+@pytest.mark.wide
+def test_a_compiled_step_has_the_same_losses(loader, whole, tmp_path):
+    with RowStore(tmp_path / "rows", loader) as rows:
+
+        @torch.compile(backend="aot_eager")  # all of torch.compile but the C++ that it would write
+        def loss_of(first, second, ids):
+            return rows.loss(F.normalize(first, dim=1), F.normalize(second, dim=1), ids)
+
+        losses = []
+        for number in range(10):
+            first, second, ids = drawn_features(rows, number)
+            loss = loss_of(first.requires_grad_(), second, ids)
+            loss.backward()
+            assert first.grad.abs().sum() > 0
+            losses.append(float(loss.detach()))
+    assert losses == pytest.approx(whole[1], abs=1e-5)
 
 
 def test_rows_that_wait_for_a_checkpoint_are_not_mixed_with_new_weights(loader, whole, tmp_path):

@@ -24,11 +24,8 @@ NAMED = 12
 """With more groups, their names would cover one another."""
 _LEVELS = 12
 """Ranges of sizes with a median each, at most."""
-_WAY_ASIDE = 0.035
-"""How far dots of many groups are moved sideways at most, as a share of the axis; each side in its own direction."""
 _LONGEST_WORD = 20
 """Characters of a column's name."""
-_SEED = 2023
 
 
 def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> None:
@@ -101,8 +98,8 @@ def _draw_many(
     if not len(sizes):
         axes.scatter([], [], **look)
         return
-    widest = _WAY_ASIDE * max(1.0, float(np.log(sizes.max() / sizes.min())))
-    aside = np.random.default_rng(_SEED).uniform(-1 if way == 0 else 0.1, 1, len(sizes)) * (way or 1) * widest
+    widest = 0.035 * max(1.0, float(np.log(sizes.max() / sizes.min())))  # a share of the axis
+    aside = np.random.default_rng(2023).uniform(-1 if way == 0 else 0.1, 1, len(sizes)) * (way or 1) * widest
     dots = look | {"label": None, "rasterized": True}
     axes.scatter(sizes * np.exp(aside), means, s=5, alpha=0.25, linewidths=0, zorder=2, **dots)
     level = _level(sizes)

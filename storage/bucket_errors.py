@@ -1,4 +1,4 @@
-"""What fails in an object store, and which failures may pass."""
+"""Failures of an object store, and which of them may pass."""
 
 import re
 

@@ -383,7 +383,7 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
     if grown is not None:
         index = read_index(grown)
         if (index.tars is None) != (source.index is None):
-            raise click.UsageError(f"{grown} and what is appended must both be converted with --in-place, or neither")
+            raise click.UsageError(f"convert both {grown} and the samples appended to it with --in-place, or neither")
         if source.mode not in ("", index.mode):
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Held:
+class Hold:
     """Keeps samples readable until `release`, or until this object is collected."""
 
     def __init__(self, release: Callable[[], None], forget: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ class DatasetFiles:
     def bring_records(self, shard: int) -> None:
         """Make all records of a shard available."""
 
-    def hold(self, ids: NDArray[np.int64]) -> Held:
+    def hold(self, ids: NDArray[np.int64]) -> Hold:
         """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
         return _ALWAYS_THERE
 
@@ -113,7 +113,7 @@ class DatasetFiles:
         return None
 
 
-_ALWAYS_THERE = Held(lambda: None, lambda: None)
+_ALWAYS_THERE = Hold(lambda: None, lambda: None)
 
 
 class TarFiles:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...storage.bucket import Address
 from ...storage.files import user_cache, written_aside
 from ...storage.lock import own_folder
-from ..dataset.files import DatasetFiles, Held, TarFiles
+from ..dataset.files import DatasetFiles, Hold, TarFiles
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import Shard
@@ -54,7 +54,7 @@ class _Cached(DatasetFiles):
             (folder / BLOCKS).mkdir()
             return folder
 
-    def hold(self, ids: Ids) -> Held:
+    def hold(self, ids: Ids) -> Hold:
         return self.samples.hold(ids)
 
     def placed(self, located: Located, ids: Ids, tokens_of: Ids) -> Located:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import open_own
-from ..dataset.files import Held, TarFiles
+from ..dataset.files import Hold, TarFiles
 from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import OpenFiles, Shard
@@ -121,7 +121,7 @@ class CachedSamples:
             raise RuntimeError("samples have been read already; announce the windows first")
         self.blocks, self.room = blocks, Room(self.lock, limit, self._drop, schedule)
 
-    def hold(self, ids: Ids) -> Held:
+    def hold(self, ids: Ids) -> Hold:
         """Fetch the samples, int64 [b] within the dataset, and keep them until the result is released.
 
         Raises DatasetError for a damaged record, CacheTooSmallError, OSError including ObjectStoreError.
@@ -129,7 +129,7 @@ class CachedSamples:
         ids = np.unique(ids)
         blocks = tuple(np.unique(self.blocks.of_ids(ids)).tolist())
         self.room.enter(blocks)
-        held = Held(partial(self.room.leave, blocks), partial(self.room.leave_later, blocks))
+        held = Hold(partial(self.room.leave, blocks), partial(self.room.leave_later, blocks))
         try:
             if self._are_missing(samples := self._in_blocks(ids)):
                 with self.clock.waiting():

@@ -1,4 +1,4 @@
-"""How long a source's captions are in tokens, and the vocabulary and context that suit them."""
+"""The lengths of a source's captions in tokens, and the vocabulary and context that suit them."""
 
 import re
 from collections import Counter

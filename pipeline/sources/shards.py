@@ -1,4 +1,4 @@
-"""How many shards a source gives, and which samples go into which shard, in which order."""
+"""The number of shards of a source, and the samples of each in their order."""
 
 from collections.abc import Iterator
 from itertools import pairwise

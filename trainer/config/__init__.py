@@ -276,7 +276,7 @@ class ModelConfig(Section):
             )
         if self.predictor != "none" and not self.momentum:
             raise ValueError(
-                f"predictor {self.predictor!r} is for a network beside its moving average, but momentum "
+                f"predictor {self.predictor!r} compares a network with its moving average, but momentum "
                 "is 0; set momentum, such as 0.99, or remove predictor"
             )
         return self

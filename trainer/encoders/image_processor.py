@@ -1,4 +1,4 @@
-"""What pixels become before a model: transformers' image processor, timm's and open_clip's configuration of data."""
+"""Preprocessing of pixels for a model: transformers' image processor, timm's and open_clip's data configuration."""
 
 import logging
 from pathlib import Path

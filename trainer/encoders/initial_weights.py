@@ -80,7 +80,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
             raise ConfigError(f"init.sides = {sides!r}, but {checkpoint} has no {side} encoder; start from another run")
         else:
             what = "predictor" if network is encoders.predictor else f"{side} encoder"
-            _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)
+            _log.warning("%s has no %s; this run initialises its own", checkpoint, what)
     if encoders.momentum is not None:
         encoders.momentum.load_state_dict(encoders.image.state_dict())
 

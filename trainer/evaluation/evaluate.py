@@ -297,7 +297,7 @@ def tokenizer_of(
             path, sizes = folder / TOKENIZER_FILE, known.tokenizer
             if sha256_of(path) == known.tokenizer_digest:
                 return load_tokenizer(path, context_length=sizes.context_length), sizes, path.read_bytes()
-        _log.warning("%s is missing or damaged, so that of the run's dataset is read", run.tokenizer)
+        _log.warning("%s is missing or damaged; the tokenizer of the run's dataset is read instead", run.tokenizer)
     try:
         before = known.fingerprints if known else [info.dataset_fingerprint]
         dataset = open_dataset(data or recorded, pictures=False, before=before)

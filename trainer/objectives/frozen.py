@@ -1,4 +1,4 @@
-"""What a model that is not trained says of pairs: log s, margin, similarity, and the temperature at which rho binds."""
+"""Pairs judged by a model that is not trained: log s, margin, similarity, and the temperature at which rho binds."""
 
 import math
 from collections.abc import Mapping

@@ -106,7 +106,12 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         with refusals("data.without: "):
             order.refuse_thin_steps(holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
-        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
+        _log.warning(
+            "%s has changed since step-%d; a fork has the settings of that step: %s",
+            origin.path,
+            step,
+            later,
+        )
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:

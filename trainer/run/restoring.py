@@ -227,7 +227,7 @@ def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -
     known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
     if known.get(reader.dataset_fingerprint) != reader.samples:
         raise ConfigError(
-            f"--grow: {dataset.place} did not grow from the dataset of {path}, whose samples are others; "
+            f"--grow: {dataset.place} did not grow from the dataset of {path}, which has other samples; "
             "append to that dataset (thermopile convert … --append), or leave out --grow"
         )
     if set(reader.fields) != set(objective.fields):

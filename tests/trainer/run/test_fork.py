@@ -367,7 +367,7 @@ def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dat
     run.record(free.model_copy(update={"epochs": 5}))
     forked = fork(at(run, 8), tmp_path / "fork")
     assert forked.config() == free  # what affects no result is as it is now
-    assert "has changed since step-8, and a fork does so only if told to: epochs: 2 → 5" in caplog.text
+    assert "has changed since step-8; a fork has the settings of that step: epochs: 2 → 5" in caplog.text
 
 
 @pytest.mark.wide

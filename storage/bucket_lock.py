@@ -84,10 +84,12 @@ class BucketLock:
         self._until, self._lost = 0.0, False
         self._local = FileLock(folder / address.name)
         try:
+            if (folder_id := _known_id(folder)) is None:
+                write_atomically(folder / "id", (folder_id := token_hex(16)).encode())
             self._holder = _Holder(
                 name=f"pid {os.getpid()} on {socket.gethostname()}",
                 since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-                folder=_id_of(folder),
+                folder=folder_id,
                 writer=_writer_after(last_writer),
             )
             self._version = self._taken(address, last_writer)
@@ -236,13 +238,6 @@ def _parsed(text: bytes) -> _Holder | None:
         return _Holder.model_validate(unseal(text))
     except ValueError:  # also raised by pydantic and sealed_json
         return None
-
-
-def _id_of(folder: Path) -> str:
-    """Return the folder's random id, made if missing. Only under the folder's lock."""
-    if (known := _known_id(folder)) is None:
-        write_atomically(folder / "id", (known := token_hex(16)).encode())
-    return known
 
 
 def _known_id(folder: Path) -> str | None:

@@ -24,7 +24,7 @@ from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, ImagePolicy, 
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.opening import Dataset, usual_image_size
-from ..pipeline.sources import ClassGroups, Source
+from ..pipeline.sources import Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.splits import Drawn, Limited
@@ -435,7 +435,12 @@ def _splits(
         ]
     # A user's source may have to read every sample for them.
     groups = source.groups() if is_drawn or type(source).groups is not Source.groups else None
-    _check_names_exist(source, groups, named)
+    if isinstance(source, CsvSource):
+        source.refuse_wrong_root()
+    has = {"caption": source.mode == "pairs", "group": groups is not None}
+    for option, name in named.items():
+        if not has[option]:
+            raise SourceError(nobody_has(option, name))
     if asked.longtail and groups is None:
         raise click.UsageError("--longtail needs classes, and this source has none")
     train = rules[0](len(source), groups) if is_drawn else None
@@ -445,16 +450,6 @@ def _splits(
     if asked.holdout and not own_test:
         splits.append(convert_splits.Split(*outs[1], source, rules[1](len(source), groups), groups))
     return splits
-
-
-def _check_names_exist(source: Source, groups: ClassGroups | None, named: Mapping[str, str]) -> None:
-    """Refuse given names of captions or classes that no sample has. Of a list of pictures, refuse a wrong root."""
-    if isinstance(source, CsvSource):
-        source.refuse_wrong_root()
-    has = {"caption": source.mode == "pairs", "group": groups is not None}
-    for option, name in named.items():
-        if not has[option]:
-            raise SourceError(nobody_has(option, name))
 
 
 def _convert(convert: Callable[..., Summary], split: convert_splits.Split, settings: ConvertSettings) -> Summary:

@@ -122,7 +122,6 @@ def run(asked: TrainOptions, on_report: OnReport = lambda report: None, below: L
     directory = None if asked.out is None else RunDirectory(asked.out)
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
-            _check_paths(asked)
             given = _layers(asked, below)
             request = Request(
                 directory,
@@ -170,8 +169,8 @@ def _end(error: RanksLostError) -> NoReturn:
     os._exit(1)
 
 
-def _check_paths(asked: TrainOptions) -> None:
-    """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
+def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
+    """Refuses unusable paths here, not in click's parsing, so that all ranks learn of it."""
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
     for data in asked.data:
@@ -180,9 +179,6 @@ def _check_paths(asked: TrainOptions) -> None:
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_present():
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
-
-
-def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
     layers = below or Layers()
     if asked.preset is not None:
         layers.add_preset(asked.preset)

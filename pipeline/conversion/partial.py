@@ -100,7 +100,10 @@ class PartFiles(NamedTuple):
 
         Raises DatasetExistsError if the conversion has ended meanwhile.
         """
-        if _plan_in(self.top / _PLAN[self.is_in_place]) != self.plan:
+        made_at = None
+        with suppress(FileNotFoundError, ValidationError):
+            made_at = Plan.model_validate_json((self.top / _PLAN[self.is_in_place]).read_bytes()).made_at
+        if made_at != self.plan:
             raise DatasetExistsError(f"another process has finished the conversion in {self.top}, or started it over")
         shards = []
         for shard, found in enumerate(result.shards):
@@ -216,18 +219,6 @@ class Partial:
             file.refuse_link()
         with suppress(FileExistsError):  # another process may be first
             self._plan.create(plan.model_dump_json(indent=1).encode())
-        begun = self._begun_plan(plan)
-        if self.is_whole:
-            try:
-                read_index(self.dataset)
-            except DatasetError as error:
-                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
-        with suppress(FileNotFoundError):
-            self._fetch_tokenizer()
-        return begun
-
-    def _begun_plan(self, plan: Plan) -> Plan:
-        """Read the plan in force. Raises DatasetExistsError if it is damaged or differs from `plan`."""
         cure = f"Use the same settings and files, or remove {self.begun} to start over"
         try:
             begun = Plan.model_validate_json(self._plan.read_bytes())
@@ -237,6 +228,13 @@ class Partial:
         if differences := plan.differences(begun):
             found = "; ".join(differences)
             raise DatasetExistsError(f"{self.begun} was started with other settings or files: {found}. {cure}")
+        if self.is_whole:
+            try:
+                read_index(self.dataset)
+            except DatasetError as error:
+                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
+        with suppress(FileNotFoundError):
+            self._fetch_tokenizer()
         return begun
 
     @contextmanager
@@ -400,13 +398,6 @@ class Partial:
 
     def _remove_replaced(self) -> None:
         shutil.rmtree(str(self.path / "replaced"), ignore_errors=True)
-
-
-def _plan_in(file: Place) -> int | None:
-    """Return a plan's made_at; None without one."""
-    with suppress(FileNotFoundError, ValidationError):
-        return Plan.model_validate_json(file.read_bytes()).made_at
-    return None
 
 
 @contextmanager

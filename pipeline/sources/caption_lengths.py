@@ -2,14 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from ..dataset.tokenizer import load_tokenizer, model_context, train_tokenizer
 from ..errors import DatasetError
@@ -71,7 +69,10 @@ def measure(
         longest = model_context(tokenizer.parent) if tokenizer else None
     for size in [vocab_size] if vocab_size else [holding[0]] if tokenizer or context_length else holding:
         own = load_tokenizer(tokenizer, context_length=CONTEXTS[-1]) if tokenizer else None
-        lengths = _lengths(own or train_tokenizer(captions, vocab_size=size), captions)
+        own = own or train_tokenizer(captions, vocab_size=size)
+        own.no_padding()
+        own.no_truncation()
+        lengths = np.array([len(encoding.ids) for encoding in own.encode_batch(captions)], np.int64)
         fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
         context = context_length or next(fits, CONTEXTS[-1])
         share_cut = float((lengths > context).mean())
@@ -83,10 +84,3 @@ def measure(
         if share_cut <= MAX_SHARE_CUT:
             return tried[-1]
     return tried[0]
-
-
-def _lengths(tokenizer: Tokenizer, captions: Sequence[str]) -> NDArray[np.int64]:
-    """Return the tokens of each caption, opening and closing tokens included: int64 [captions]."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(captions)], np.int64)

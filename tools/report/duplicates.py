@@ -51,7 +51,14 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     cards = Cards(
         read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_PICTURE_BYTES), 100
     )
-    agreement = _best_figures(found)
+    agreement = dict[int, str]()  # of each sample in a cluster with its representative
+    for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
+        cluster = int(found.cluster[place])
+        other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
+        correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
+        agreement[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
+            found.reason[place]
+        ]
     parts = {
         title: part("sections.html", "clusters", clusters, members, MEMBERS, cards, agreement)
         for title, clusters in groups.items()
@@ -63,16 +70,3 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     html = document("Duplicates among the samples of", name, lede, "", inspection.notes, parts)
     write_atomically(folder / DUPLICATES_PAGE, html.encode())
     return folder / DUPLICATES_PAGE
-
-
-def _best_figures(found: Duplicates) -> dict[int, str]:
-    """Return for each sample in a cluster how it agrees with its representative."""
-    figures: dict[int, str] = {}
-    for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
-        cluster = int(found.cluster[place])
-        other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
-        correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
-        figures[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
-            found.reason[place]
-        ]
-    return figures

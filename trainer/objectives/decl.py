@@ -105,7 +105,7 @@ class Decl(CosineOrDistance):
         return Outcome(one * loss1 + two * loss2, {"log_rate": log_rate, **log_g_rows(anchors, rows)}, metrics)
 
     def _auxiliary(self, log_rate: Tensor, progress: Progress) -> Tensor:
-        """Return U_i · rate_i, [sides, b], or half of it for the geometric loss; equal on all ranks and after a resume."""
+        """Return U_i · rate_i, [sides, b], or half of it for the geometric loss; the same on all ranks."""
         if self.settings.auxiliary == "mean":
             return torch.ones_like(log_rate)
         # Hashed, because a CPU generator uses only 32 bits of its seed.

@@ -1,5 +1,5 @@
 # `make demo` and `make test` set up all they need by themselves, once. The rest is for development.
-.PHONY: trainers site demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm azurite clean
+.PHONY: trainers notebooks image site demo test fast-tests test-wide test-lowest test-newest mutants reproduce soak gpu gpu-wheels wheels lint link format system browser slurm azurite clean
 .DELETE_ON_ERROR:
 # Where bytecode is not kept, each of the many processes that tests start compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -43,7 +43,7 @@ fast-tests: .venv/ready link
 
 # All else that is to be known before a merge: the claim, kills, flipped bits, ranks, benchmarks' scripts, and what needs a
 # browser, an object server, a Ray cluster or, as root, hosts (network namespaces) and Slurm on two of them.
-test-wide: .venv/ready link browser slurm azurite trainers site
+test-wide: .venv/ready link browser slurm azurite trainers notebooks site
 	PATH="$(CURDIR)/build/azurite/node_modules/.bin:$$PATH" $(WIDE) tests $(addprefix --ignore=,$(OTHERS))
 	PYTHONPATH="$(CURDIR)/build/trainers" $(WIDE) $(OTHERS)
 
@@ -155,6 +155,20 @@ trainers:
 	@[ -d build/trainers/open_clip_train ] || $(PIP) --target build/trainers --no-deps open_clip_torch==3.3.0 timm torchvision \
 	  ftfy wcwidth lightning lightning-utilities pytorch-lightning torchmetrics accelerate || \
 	  echo "Without open_clip, Lightning and Accelerate, the tests of their trainers are skipped."
+
+# What runs a notebook; tests/test_notebooks.py gives it to the kernel alone, and is skipped without it.
+notebooks:
+	@[ -d build/notebooks/nbclient ] || \
+	  $(PIP) --target build/notebooks --constraint constraints.txt nbclient==0.11.0 ipykernel==7.4.0 || \
+	  echo "Without nbclient and ipykernel, the notebooks are not run."
+
+# An image of the Dockerfile, for CPUs or with DEVICE=cuda. Its base is the one of today, named by its digest.
+BASE = debian:12-slim
+DEVICE = cpu
+image:
+	docker pull --quiet $(BASE)
+	docker build --tag thermopile:$(DEVICE) --build-arg DEVICE=$(DEVICE) \
+	  --build-arg BASE=$$(docker inspect --format '{{index .RepoDigests 0}}' $(BASE)) .
 
 CAN_COMPILE = $(CXX) -E -x c++ -include turbojpeg.h -include Python.h -I"$$($(PYTHON) -c $(INCLUDE))" /dev/null && \
   pkg-config --exists libturbojpeg

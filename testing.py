@@ -203,7 +203,11 @@ def check_source(source: Source) -> None:
     ids = range(len(source))
     for i in ids:
         sample, again = source[i], copy[i]
-        _check_sample(source, i, sample)
+        for what, text in {"uri": sample.uri, "key": sample.key}.items():
+            _holds(isinstance(text, str) and text.isprintable(), f"sample {i}: {what} {text!r} is not printable text")
+        told = source.uri(i), source.key(i)
+        _holds((sample.uri, sample.key) == told, f"sample {i}: uri() or key() says otherwise")
+        _holds((sample.caption is not None) == (source.mode == "pairs"), f"sample {i}: caption {sample.caption!r}")
         _holds(_comparable(sample) == _comparable(again), f"sample {i} is another one when it is read again")
     keys = {source.key(i) for i in ids}
     _holds(len(keys) == len(source), f"{len(source) - len(keys)} keys occur more than once")
@@ -216,13 +220,6 @@ def check_source(source: Source) -> None:
     texts = list(source.captions(np.arange(len(source))))
     _holds(bool(texts) == (source.mode == "pairs"), f"captions() yields {len(texts)}, but the mode is {source.mode}")
     json.dumps(source.describe(), allow_nan=False)
-
-
-def _check_sample(source: Source, i: int, sample: Sample) -> None:
-    for what, text in {"uri": sample.uri, "key": sample.key}.items():
-        _holds(isinstance(text, str) and text.isprintable(), f"sample {i}: {what} {text!r} is not printable text")
-    _holds((sample.uri, sample.key) == (source.uri(i), source.key(i)), f"sample {i}: uri() or key() says otherwise")
-    _holds((sample.caption is not None) == (source.mode == "pairs"), f"sample {i}: caption {sample.caption!r}")
 
 
 def _comparable(sample: Sample) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ with what a run takes from them. Everything is written to FOLDER, and a later ca
 
 \b
 Example:
-  python -m benchmarks.libraries /tmp/libraries --page docs/operations.md
+  python -m benchmarks.libraries /tmp/libraries --page docs/exporting.md
 """
 
 from __future__ import annotations

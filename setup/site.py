@@ -1,7 +1,8 @@
 """A hook of mkdocs (mkdocs.yml): the site has the repository's files under their own paths, so links need no change.
 
-README.md is its first page, docs/*.md, CHANGELOG.md and CONTRIBUTING.md are pages, and every other file that a page
-links to is beside them as it is. docs/api.md has the docstrings of the public names, in the order of `thermopile`.
+README.md is its first page, docs/*.md and PAGES are pages, and every other file that a page links to is beside them as
+it is. A link that shows a page's file name shows its title here. docs/api.md has the docstrings of the public names, in
+the order of `thermopile`.
 """
 
 import re
@@ -23,9 +24,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page in sorted((ROOT / "docs").glob("*.md")):
         pages[f"docs/{page.name}"] = page.read_text("utf-8").replace("](../README.md", "](../index.md")
     pages["docs/api.md"] = _api()
+    titles = {PurePosixPath(name).name: text.partition("\n")[0].removeprefix("# ") for name, text in pages.items()}
     found = Files([file for file in files if not str(file.abs_src_path).startswith(str(ROOT / "docs"))])
     beside = set[str]()
     for name, text in pages.items():
+        text = re.sub(r"\[(?:docs/)?(\w+\.md)\]\(", lambda match: f"[{titles.get(match[1], match[1])}](", text)
         for to in {match[1] for match in LINK.finditer(text)}:
             path = normpath(PurePosixPath(name).parent / to)
             if "://" in to or path in pages:
@@ -44,4 +47,9 @@ def _api() -> str:
     """The page of public names."""
     lines = (ROOT / "__init__.py").read_text("utf-8").split("if TYPE_CHECKING:\n")[1].split("\n\n")[0].splitlines()
     homes = [re.fullmatch(r"    from \.(\S+) import (\w+) as \w+", line) for line in lines]
-    return "# Public names\n\n" + "\n\n".join(f"::: thermopile.{home[1]}.{home[2]}" for home in homes if home) + "\n"
+    words = "The examples begin with `import thermopile`, and run in the tests, one after another.\n\n"
+    return (
+        f"# Public names\n\n{words}"
+        + "\n\n".join(f"::: thermopile.{home[1]}.{home[2]}" for home in homes if home)
+        + "\n"
+    )

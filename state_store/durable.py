@@ -16,16 +16,8 @@ import zarr
 from ..storage.bucket import Address
 from ..storage.bucket_errors import without_credentials
 from ..storage.place import Place, place_of
-from . import history, icechunk_files
+from . import errors, history, icechunk_files
 from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
-from .errors import (
-    DamagedFileError,
-    SnapshotError,
-    SnapshotNotFoundError,
-    StateStoreError,
-    StoreExistsError,
-    StoreLockedError,
-)
 from .history import History, Snapshot, UnreadableSnapshot, early_steps
 from .ranks import Ranks, agreement
 from .schema import Description
@@ -76,7 +68,7 @@ class Repository:
         about = {"step": 0, "epoch": 0, "config_hash": "", "dataset_fingerprint": description.dataset_fingerprint}
         with _refusing(f"{path} could not be created"):
             if path.is_taken(history.INDEX):
-                raise StoreExistsError(f"{path} exists already; resume that run, or choose another {path.noun}")
+                raise errors.StoreExistsError(f"{path} exists already; resume that run, or choose another {path.noun}")
             with path.built() as building:
                 # An interrupted creation in a bucket may have left files.
                 reference = icechunk_files.REFERENCE
@@ -131,8 +123,8 @@ class Repository:
         tags = ", ".join(entry.tag for entry in self.snapshots())
         if unreadable:
             damage = "; ".join(map(str, unreadable))
-            raise SnapshotNotFoundError(f"{self.path}: {damage}; readable snapshots: {tags or 'none'}")
-        raise SnapshotNotFoundError(f"{self.path} has no snapshot {at!r}; available: {tags}, latest")
+            raise errors.SnapshotNotFoundError(f"{self.path}: {damage}; readable snapshots: {tags or 'none'}")
+        raise errors.SnapshotNotFoundError(f"{self.path} has no snapshot {at!r}; available: {tags}, latest")
 
     def group(self, snapshot: Snapshot) -> zarr.Group:
         """Return the arrays of `snapshot`, read-only.
@@ -141,7 +133,9 @@ class Repository:
         file, SnapshotError if icechunk cannot open it although its files are intact.
         """
         if not isinstance(entry := self._read(snapshot), Snapshot):
-            raise SnapshotNotFoundError(f"{self.path}: {entry or f'{snapshot.tag} was deleted; read a later one'}")
+            raise errors.SnapshotNotFoundError(
+                f"{self.path}: {entry or f'{snapshot.tag} was deleted; read a later one'}"
+            )
         icechunk_files.refuse_pipes(self.path)
         with _refusing(f"{self.path}: {snapshot.tag} could not be opened"):
             session = icechunk_files.open_repository(self.path).readonly_session(snapshot_id=snapshot.id)
@@ -158,7 +152,9 @@ class Repository:
                 loaded, _ = history.load(self.path)
                 try:
                     history.replace(self.path, replace(loaded, writer=self._writer))
-                except StoreLockedError:  # an earlier writer's late request, or the lock is lost, as load() reports
+                except (
+                    errors.StoreLockedError
+                ):  # an earlier writer's late request, or the lock is lost, as load() reports
                     return self.repair()
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 
@@ -181,11 +177,11 @@ class Repository:
         """
         with _refusing(f"{self.path}: the damaged snapshots could not be dropped from the history"):
             loaded = self._load()
-            present, damaged = icechunk_files.present_files(self.path), dict[str, DamagedFileError]()
+            present, damaged = icechunk_files.present_files(self.path), dict[str, errors.DamagedFileError]()
             for snapshot in loaded.snapshots:
                 try:
                     icechunk_files.needed_files(self.path, [snapshot.files], present)
-                except DamagedFileError as found:
+                except errors.DamagedFileError as found:
                     damaged[snapshot.tag] = found
             if not damaged or loaded.snapshots[-1].tag in damaged:
                 return
@@ -254,7 +250,7 @@ class Repository:
         @contextmanager
         def stage() -> Iterator[None]:
             what = f"{self.path}: the snapshot of step {step}, which builds on {base.tag}, was not written"
-            with agreement(ranks, SnapshotError), _refusing(what, Exception):
+            with agreement(ranks, errors.SnapshotError), _refusing(what, Exception):
                 yield
 
         forked, snapshot = None, None
@@ -270,7 +266,7 @@ class Repository:
                 if ranks.rank == 0:
                     snapshot = merge(self.path, shares, base, about)
                     self._announce(snapshot, base)
-        except SnapshotError:
+        except errors.SnapshotError:
             if ranks.rank == 0:
                 # Report the commit's failure, not this cleanup's. `retain` collects any chunk that zarr still writes.
                 with suppress(Exception):
@@ -286,13 +282,13 @@ class Repository:
         Raises DamagedFileError if no snapshot is intact.
         """
         earlier = [snapshot for snapshot in self._load().snapshots if snapshot.step <= newest.step]
-        present, damaged = icechunk_files.present_files(self.path), dict[int, DamagedFileError]()
+        present, damaged = icechunk_files.present_files(self.path), dict[int, errors.DamagedFileError]()
         while True:
             base = earlier.pop()
             try:
                 icechunk_files.needed_files(self.path, [base.files], present)
                 break
-            except DamagedFileError as error:
+            except errors.DamagedFileError as error:
                 damaged[base.step] = error
                 if not earlier:
                     raise damaged[newest.step] from None
@@ -334,7 +330,7 @@ class Repository:
         try:
             for name, sha256 in snapshot.files.items():
                 icechunk_files.verified(self.path, name, sha256)
-        except DamagedFileError as error:
+        except errors.DamagedFileError as error:
             # Check again: a snapshot leaves the index before its files are deleted.
             if not self.holds(snapshot.id):
                 return None
@@ -352,22 +348,22 @@ def list_snapshots(path: str | os.PathLike[str] | Address) -> list[Snapshot]:
 
 @contextmanager
 def _refusing(
-    what: str, errors: type[Exception] | tuple[type[Exception], ...] = (OSError, icechunk.IcechunkError)
+    what: str, kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, icechunk.IcechunkError)
 ) -> Iterator[None]:
-    """Raise SnapshotError, saying that `what` failed, for damaged files and these errors (disk, icechunk)."""
+    """Raise SnapshotError, saying that `what` failed, for damaged files and errors of these kinds (disk, icechunk)."""
     try:
         yield
-    except (StoreLockedError, StoreExistsError):
+    except (errors.StoreLockedError, errors.StoreExistsError):
         raise
-    except DamagedFileError as error:
-        raise SnapshotError(
+    except errors.DamagedFileError as error:
+        raise errors.SnapshotError(
             f"{what}: {error}. Stop the run, restore the file from a copy of the run, and resume. Without a copy, "
             "resume anyway: that drops the damaged snapshots, which `thermopile state check RUN --all` lists"
         ) from error
-    except errors as error:
-        reason = str(error) if isinstance(error, StateStoreError) else f"{type(error).__name__}: {error}"
+    except kinds as error:
+        reason = str(error) if isinstance(error, errors.StateStoreError) else f"{type(error).__name__}: {error}"
         if isinstance(error, icechunk.IcechunkError):
             # icechunk formats the error as a tree over several lines; the last line is the root cause.
             lines = str(error).strip().splitlines()
             reason = without_credentials(lines[-1].partition("`-> ")[2] or lines[0].removeprefix("x "))
-        raise SnapshotError(f"{what}: {reason}") from error
+        raise errors.SnapshotError(f"{what}: {reason}") from error

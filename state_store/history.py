@@ -177,8 +177,8 @@ def replace(state: Place, history: History) -> None:
 def taken_over(state: Place) -> StoreLockedError:
     """Return the error for a process that is no longer the writer."""
     return StoreLockedError(
-        f"{state}: another process has begun to write this state. It goes on, and this one must end; what was "
-        "announced is intact"
+        f"{state}: another process has begun to write this state, so this one must end; all snapshots that were "
+        "announced are intact"
     )
 
 

@@ -35,7 +35,6 @@ _WRITTEN_BY_ICECHUNK = (_SNAPSHOTS, _MANIFESTS, _CHUNKS, "transactions")
 BRANCH = "main"
 REFERENCE = f"refs/branch.{BRANCH}/ref.json"
 """The start of a commit. icechunk cannot open a repository without it. It does not say which snapshots exist."""
-_REFERENCE_TEXT = re.compile(rb'\{"snapshot": ?"[0-9A-HJKMNP-TV-Z]{20}"\}')
 _MAX_BYTES = 1 << 30
 """A manifest for 10⁹ rows takes less than a thousandth of this."""
 _OF_THE_FILE = {None, errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EIO}
@@ -189,7 +188,7 @@ def open_repository(state: Place) -> icechunk.Repository:
 def reference_is_sound(state: Place) -> bool:
     """Return whether icechunk can read the branch reference. Raises OSError if the disk fails."""
     try:
-        return _REFERENCE_TEXT.fullmatch(read_file(state, REFERENCE)) is not None
+        return re.fullmatch(rb'\{"snapshot": ?"[0-9A-HJKMNP-TV-Z]{20}"\}', read_file(state, REFERENCE)) is not None
     except DamagedFileError:
         return False
 

@@ -33,9 +33,6 @@ from .schema import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
 """Errors that a damaged chunk causes: icechunk cannot find the file, or a zarr codec rejects its bytes."""
-_FILE = re.compile(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b")
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
-_LENGTH = re.compile(r"range=(\d+)\.\.")
 _FROM_BUCKET = re.compile(r"icechunk/src/storage/s3\.rs|Generic (GCS|MicrosoftAzure) error|operation lacked")
 _NOT_IN_BUCKET = re.compile(r"\bNoSuchKey\b|\bInvalidRange\b")
 
@@ -54,6 +51,10 @@ class StateReader:
     names the file, and SnapshotNotFoundError if the run has deleted the snapshot. A run on selected samples stores
     only their state; the others, and holes whatever their rows hold, read as never visited. All may then raise
     SelectionError.
+
+        >>> reader = thermopile.StateReader.open("runs/mine/state")
+        >>> reader.snapshot.tag, reader.column("image/tau").shape
+        ('step-24', (72,))
     """
 
     def __init__(self, repository: Repository, snapshot: Snapshot, selection: Selection | None = None) -> None:
@@ -253,11 +254,11 @@ def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
             f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "
             "credentials and the network"
         ) from error
-    if found := _OS_ERROR.search(text):
+    if found := re.search(r"\(os error (\d+)\)", text):
         failure = OSError(int(found[1]), os.strerror(int(found[1])))
         if not is_damage(failure):
             raise failure from error
-    file = _FILE.search(text)
+    file = re.search(r"\b(chunk|manifest|snapshot)(?:s/|_id=)([0-9A-Z]{20})\b", text)
     # icechunk formats the error as a tree over several lines; the last line is the root cause.
     reason = reason or text.strip().splitlines()[-1].strip(" |`->")
     return f"{f'{file[1]}s/{file[2]}' if file else 'a file'} in the state directory: {reason}"
@@ -275,7 +276,7 @@ def _damaged_bytes(array: zarr.Array[Any], chunk: int) -> str:
         # Only icechunk's errors name a chunk's file. It rejects a read of zero bytes, so this provokes such an error.
         sync(array.store.get(key, default_buffer_prototype(), SuffixByteRequest(0)))
     except icechunk.IcechunkError as refusal:
-        length = _LENGTH.search(str(refusal))
+        length = re.search(r"range=(\d+)\.\.", str(refusal))
         if stored is not None and length and len(stored) < int(length[1]):
             reason = f"it holds {len(stored):,} of the {int(length[1]):,} bytes written"
         return _damage(refusal, reason)

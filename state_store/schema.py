@@ -17,8 +17,6 @@ LAST_STEP = "last_step"
 COUNTERS = (VISITS, LAST_STEP)
 """uint32 columns that the store maintains itself, at the end of each row: accepted puts, and the last put's step."""
 
-_FIELD_NAME = re.compile(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*")
-
 
 @dataclass(frozen=True)
 class Schema:
@@ -31,7 +29,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         for name, value in self.initial.items():
-            if not _FIELD_NAME.fullmatch(name):
+            if not re.fullmatch(r"[A-Za-z_]\w*(/[A-Za-z_]\w*)*", name):
                 raise FieldError(f"field {name!r} is not a path such as 'image/tau': use identifiers joined by '/'")
             if name in COUNTERS:
                 raise FieldError(f"field {name!r} is maintained by the store itself; remove it from the fields")

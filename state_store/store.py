@@ -12,33 +12,21 @@ from ..storage.bucket import Address
 from ..storage.lock import LockedError
 from ..storage.place import Lock, Place, leased, lock_at, place_of
 from ..storage.selection import Selection
-from . import history
+from . import errors, history
 from .background import BackgroundThread
 from .commit import ColumnPart
 from .durable import Repository
-from .errors import (
-    DAMAGE,
-    BackgroundError,
-    MemoryBudgetError,
-    StateStoreError,
-    StepError,
-    StoreClosedError,
-    StoreLockedError,
-)
 from .history import Snapshot
 from .ranks import Ranks, agreement
 from .reader import StateReader, read_records
 from .rows import Blocks, BlockWindow, Rows
 from .schema import VISITS, Description, Schema
-from .staging import Staging
-from .transfer import SampleIds, Transfer, checked_ids
+from .transfer import SampleIds, Staging, Transfer, checked_ids
 from .windowed import WindowedBlocks
 from .working_tier import WorkingTier, discard
 
 _MAX_STEP = 2**32 - 1
 """last_step is a uint32."""
-_ROWS_LOADED_AT_ONCE = 1 << 20
-"""Limits the memory that opening a store needs besides its rows."""
 
 
 class StateStore:
@@ -69,7 +57,7 @@ class StateStore:
         self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
         self._process = os.getpid()
         self._closed = False
-        self._lost: StateStoreError | None = None  # reason why rows that a snapshot needs are lost
+        self._lost: errors.StateStoreError | None = None  # reason why rows that a snapshot needs are lost
         self._transfer = Transfer(rows, staging, selection)
         self._snapshot_thread = BackgroundThread("snapshot", goes_on=True)
         self._writes: list[tuple[int, Future[Snapshot]]] = []
@@ -291,7 +279,7 @@ class StateStore:
         self._writes = [(at, write) for at, write in self._writes if not write.done()]
         newest = max(self.last_snapshot.step, *(at for at, _ in self._writes), 0)
         if step <= newest:
-            raise StepError(
+            raise errors.StepError(
                 f"cannot snapshot step {step} after step {newest}; use a later one, or open the store at an earlier one"
             )
         self._raise_unseen_failure()
@@ -348,10 +336,10 @@ class StateStore:
     def _check_usable(self) -> None:
         self._check_process()
         if self._closed:
-            raise StoreClosedError(f"the store {self.path} is closed; open it again")
+            raise errors.StoreClosedError(f"the store {self.path} is closed; open it again")
         self._transfer.check()
         if self._lost is not None:
-            raise BackgroundError(
+            raise errors.BackgroundError(
                 f"{self.path}: no later snapshot can be written, because rows that it needs are lost: {self._lost}. "
                 "Resume the run, which goes back to the newest intact checkpoint; if you have a copy of the file, "
                 "restore it first"
@@ -365,7 +353,7 @@ class StateStore:
     def _check_process(self) -> None:
         # A fork copies neither the threads nor their locks; waiting for them would block forever.
         if os.getpid() != self._process:
-            raise StoreClosedError(
+            raise errors.StoreClosedError(
                 f"the store {self.path} belongs to process {self._process} and is used in {os.getpid()}, forked from "
                 "it; start that process with spawn, and let one process write"
             )
@@ -383,7 +371,7 @@ class StateStore:
             cut.result()  # raised here, the error reaches all ranks
             try:
                 yield from self._rows.parts(base.step)
-            except DAMAGE as error:
+            except errors.DAMAGE as error:
                 self._lost = error
                 raise
 
@@ -424,7 +412,7 @@ def _digest(selection: Selection | None) -> str | None:
 
 def _check_step(step: int) -> None:
     if not 1 <= step <= _MAX_STEP:
-        raise StepError(f"step {step} is outside 1 … {_MAX_STEP}; steps count from 1")
+        raise errors.StepError(f"step {step} is outside 1 … {_MAX_STEP}; steps count from 1")
 
 
 def writer_lock(path: Place) -> Lock:
@@ -433,7 +421,7 @@ def writer_lock(path: Place) -> Lock:
     try:
         return lock_at(file, lambda: history.taken_over(path), lambda: history.last_writer(path))
     except LockedError as error:
-        raise StoreLockedError(
+        raise errors.StoreLockedError(
             f"{path} is being written by {error.holder} (lock: {file}). "
             "Wait for it, stop it, or read the store with StateReader, which needs no lock"
         ) from None
@@ -454,7 +442,7 @@ def _slots_within(memory_budget: int | None, description: Description, owned: ra
     if memory_budget is None or len(owned) * row_bytes <= memory_budget:
         return None
     if memory_budget < block_rows * row_bytes:
-        raise MemoryBudgetError(
+        raise errors.MemoryBudgetError(
             f"a memory budget of {memory_budget:,} bytes is less than a block of {block_rows:,} rows of {row_bytes} "
             f"bytes. Raise it to {block_rows * row_bytes:,} or more; the order's windows need several blocks"
         )
@@ -471,7 +459,7 @@ def _blocks_at(repository: Repository, snapshot: Snapshot, owned: range, slots: 
     resident = Blocks(schema, len(owned), block_rows)
     if snapshot.bytes_written or snapshot.step > 0:
         group = repository.group(snapshot)
-        rows_at_once = max(1, _ROWS_LOADED_AT_ONCE // block_rows) * block_rows
+        rows_at_once = max(1, (1 << 20) // block_rows) * block_rows  # memory that opening needs besides the rows
         for start in range(owned.start, owned.stop, rows_at_once):
             stop = min(start + rows_at_once, owned.stop)
             read_records(group, description, start, stop, resident.words[start - owned.start : stop - owned.start])

@@ -202,7 +202,11 @@ class WindowedBlocks(Blocks):
             # The thread is late, not idle: fetching its next block here would read the block twice.
             self.lock.wait()
             return
-        slot = self._slot_to_use(needed)
+        # A free slot, else a slot whose window is over, else the slot needed last.
+        score = np.where(self._last_needed <= self._step, _NEVER, self._first_needed)
+        score[self._block_in == _NONE] = _NEVER + 1
+        score[np.isin(self._block_in, needed)] = -1
+        slot = int(np.argmax(score))
         if self._block_in[slot] != _NONE:
             if self._unsaved[slot]:
                 self._save(int(self._block_in[slot]), slot)
@@ -211,13 +215,6 @@ class WindowedBlocks(Blocks):
         self._load(block, slot)
         self._block_in[slot] = block
         self._occupy(slot, block, self._step, self._step + 1)  # the block stays until the put of the step that took it
-
-    def _slot_to_use(self, needed: IdArray) -> int:
-        """Choose a free slot, else a slot whose window is over, else the slot needed last."""
-        score = np.where(self._last_needed <= self._step, _NEVER, self._first_needed)
-        score[self._block_in == _NONE] = _NEVER + 1
-        score[np.isin(self._block_in, needed)] = -1
-        return int(np.argmax(score))
 
     # Slots.
 

@@ -26,15 +26,12 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Lock
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Literal, Protocol, TypeVar
 
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import S3Store, from_url
+
+from . import bucket_errors
 from .amazon import endpoint_url, has_own_host, profile_credentials, region
-from .bucket_errors import (
-    AddressError,
-    MissingBucketError,
-    ObjectStoreError,
-    ObjectTooLargeError,
-    as_os_error,
-    may_pass,
-)
 from .files import MAX_TEXT_BYTES, own_directory, user_cache
 from .local import LocalPath
 
@@ -50,18 +47,14 @@ SIDE_BY_SIDE = 8
 """Maximum concurrent reads: ranges of an object, or files of a history."""
 REQUEST_SECONDS = 30.0
 """Timeout of a request."""
-_COPIED_BYTES = 1 << 30
-"""S3 would copy up to 5 GB in a request, but for longer than a request may take."""
 _PART_SECONDS = 4.0
 """With a lease, the client retries a part of a large object for this long."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _TOLD_AFTER_SECONDS = 5.0
 
 SCRATCH = "THERMOPILE_SCRATCH"
 """Environment variable: folder for this machine's working files; default `~/.cache/thermopile`, for bucket data."""
 _MARKS = ".ranks"
 
-_ADDRESS = re.compile(r"(s3|gs|az)://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 _NO_BUCKET = re.compile("The specified (bucket|container) does not exist")
 _log = logging.getLogger(__name__)
 _telling, _told_at = Lock(), dict[tuple[str, str | bool | None], float]()
@@ -112,14 +105,14 @@ class Address:
         """Raises AddressError unless the text is `s3://bucket` or `s3://bucket/path`, or one of gs or az."""
         scheme, _, rest = text.partition("://")
         if {"@", ":"} & {*rest.split("/")[0]}:  # do not repeat a secret, which may hold slashes: messages are logged
-            raise AddressError(
+            raise bucket_errors.AddressError(
                 f"a {scheme}:// address must not hold credentials or a port; set AWS_ACCESS_KEY_ID, "
                 "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL, or those of the cloud, in the environment"
             )
-        found = _ADDRESS.fullmatch(text)
+        found = re.fullmatch(r"(s3|gs|az)://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?", text)
         key = (found[3] or "").strip("/") if found else ""
         if not found or (key and {"", ".", ".."} & {*key.split("/")}) or not key.isprintable():
-            raise AddressError(
+            raise bucket_errors.AddressError(
                 f"{text!r} is not an address in an object store: write s3://bucket/path, or gs:// or az://, with a "
                 "bucket of 3 to 63 lower-case letters, digits, '.', '-' and '_', and a path without empty parts or '..'"
             )
@@ -165,11 +158,9 @@ class Address:
         """Return an object's bytes and its metadata, such as `last_modified`. Raises as `read_bytes`."""
 
         def get() -> tuple[bytes, ObjectMeta]:
-            from obstore import get
-
-            found = get(_store(self.root), self.key)
+            found = obstore.get(_store(self.root), self.key)
             if (size := found.meta["size"]) > max_bytes:
-                raise ObjectTooLargeError(
+                raise bucket_errors.ObjectTooLargeError(
                     f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
                 )
             return bytes(found.bytes()), found.meta
@@ -183,14 +174,11 @@ class Address:
         """
 
         def get_range() -> bytes:
-            from obstore import get
-            from obstore.exceptions import PreconditionError
-
             options: GetOptions = {"range": (start, start + length)}
             if version:
                 options["if_match"] = version
             try:
-                return bytes(get(_store(self.root), self.key, options=options).bytes())
+                return bytes(obstore.get(_store(self.root), self.key, options=options).bytes())
             except PreconditionError:
                 raise FileExistsError(f"{self} was replaced by another object") from None
 
@@ -210,12 +198,7 @@ class Address:
         return self._described()["last_modified"].timestamp()
 
     def _described(self) -> ObjectMeta:
-        def head() -> ObjectMeta:
-            from obstore import head
-
-            return head(_store(self.root), self.key)
-
-        return self._repeated(head)
+        return self._repeated(lambda: obstore.head(_store(self.root), self.key))
 
     def exists(self) -> bool:
         """Return whether an object has exactly this address."""
@@ -247,15 +230,13 @@ class Address:
         """
 
         def put() -> str:
-            from obstore import put
-
             size = len(data) if isinstance(data, bytes) else data.stat().st_size
             if size <= RANGE_BYTES:
                 whole = data if isinstance(data, bytes) else data.read_bytes()
-                return _tag(put(_store(self.root), self.key, whole, use_multipart=False))
+                return _tag(obstore.put(_store(self.root), self.key, whole, use_multipart=False))
             # Parts are retried one by one: otherwise a store that fails now and then would never take all of them.
             store = _store(self.root, PATIENCE_SECONDS if self.lease is None else _PART_SECONDS)
-            return _tag(put(store, self.key, self._pieces(data)))
+            return _tag(obstore.put(store, self.key, self._pieces(data)))
 
         return self._repeated(put)
 
@@ -299,23 +280,19 @@ class Address:
         return self._written_if(version, data)
 
     def _written_if(self, version: str, data: bytes) -> str:
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
         attempts = 0
 
         def put() -> str:
-            from obstore import head, put
-
             nonlocal attempts
             attempts += 1
             try:
                 mode: Literal["create"] | UpdateVersion = {"e_tag": version} if version else "create"
                 if version and self.scheme == "gs":  # Google compares generations, which no listing gives
-                    found = head(_store(self.root), self.key)
+                    found = obstore.head(_store(self.root), self.key)
                     if _tag(found) != version:
                         raise PreconditionError
                     mode = {"e_tag": version, "version": found["version"]}
-                return _tag(put(_store(self.root), self.key, data, mode=mode, use_multipart=False))
+                return _tag(obstore.put(_store(self.root), self.key, data, mode=mode, use_multipart=False))
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 there, its_version = self._as_it_is(len(data))
                 # The earlier attempt may have succeeded although its answer was lost.
@@ -419,15 +396,11 @@ class Address:
 
     def copied(self, source: LocalPath | Address) -> bool:
         """Let the store write a copy of an object; return False if it is elsewhere, or too large for one request."""
-        if not isinstance(source, Address) or source.root != self.root or source.size() > _COPIED_BYTES:
+        if not isinstance(source, Address) or source.root != self.root:
             return False
-
-        def copy() -> None:
-            from obstore import copy
-
-            copy(_store(self.root), source.key, self.key)
-
-        self._repeated(copy)
+        if source.size() > 1 << 30:  # S3 would copy up to 5 GB in a request, but for longer than a request may take
+            return False
+        self._repeated(lambda: obstore.copy(_store(self.root), source.key, self.key))
         return True
 
     def refuse_link(self) -> None:
@@ -489,9 +462,7 @@ class Address:
         prefix, after = f"{self.key}/" if self.key else "", None
 
         def page() -> Sequence[ObjectMeta]:
-            from obstore import list as list_objects
-
-            return next(list_objects(_store(self.root), prefix, offset=after, chunk_size=1000), [])
+            return next(obstore.list(_store(self.root), prefix, offset=after, chunk_size=1000), [])
 
         while found := self._repeated(page):
             yield from ((each["path"][len(prefix) :], each["size"], _tag(each)) for each in found)
@@ -499,9 +470,7 @@ class Address:
 
     def _repeated(self, operation: Callable[[], T], ended: Event = _NEVER) -> T:
         """Return the operation's result; retry while the store is unreachable or failing, until `ended` is set."""
-        from obstore.exceptions import BaseError
-
-        started, pause = time.monotonic(), _FIRST_PAUSE
+        started, pause = time.monotonic(), 0.1
         patience = PATIENCE_SECONDS if self.patience is None else self.patience
         while True:
             try:
@@ -510,16 +479,16 @@ class Address:
                 return operation()
             except FileNotFoundError as error:
                 raise self._missing(error) from None
-            except (BaseError, ObjectStoreError) as error:
+            except (BaseError, bucket_errors.ObjectStoreError) as error:
                 if _NO_BUCKET.search(str(error)):  # in answer to a listing
                     raise self._missing(error) from None
                 waited = time.monotonic() - started
-                if not may_pass(error) or waited + pause > patience or ended.is_set():
-                    raise as_os_error(self, error) from error
+                if not bucket_errors.may_pass(error) or waited + pause > patience or ended.is_set():
+                    raise bucket_errors.as_os_error(self, error) from error
                 if waited > _TOLD_AFTER_SECONDS and self._is_first_to_tell():
-                    _log.warning("%s; trying again for up to %.0f s", as_os_error(self, error), patience)
+                    _log.warning("%s; trying again for up to %.0f s", bucket_errors.as_os_error(self, error), patience)
             ended.wait(pause * (0.5 + random()))  # jitter: clients that failed together must not retry together
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, 10.0)
 
     def _is_first_to_tell(self) -> bool:
         """Return whether no concurrent operation has logged this outage."""
@@ -533,7 +502,7 @@ class Address:
 
     def _missing(self, error: Exception) -> FileNotFoundError:
         if _NO_BUCKET.search(str(error)):
-            return MissingBucketError(f"{self}: there is no bucket {self.bucket}")
+            return bucket_errors.MissingBucketError(f"{self}: there is no bucket {self.bucket}")
         return FileNotFoundError(f"{self} does not exist")
 
 
@@ -544,10 +513,8 @@ def _tag(found: ObjectMeta | PutResult) -> str:
 
 
 def _delete(root: str, keys: Sequence[str]) -> None:
-    from obstore import delete
-
     try:
-        delete(_store(root), keys)
+        obstore.delete(_store(root), keys)
     except FileNotFoundError:  # Google and Azure refuse a missing one, and may not have come to the others
         for key in keys if len(keys) > 1 else ():
             _delete(root, [key])
@@ -577,8 +544,6 @@ def _scratch() -> LocalPath:
 @lru_cache(maxsize=64)
 def _store(root: str, repeat_seconds: float = 0.0) -> ObjectStore:
     """repeat_seconds: how long the client retries a request; 0: `_repeated` does, for all failures alike."""
-    from obstore.store import S3Store, from_url
-
     client: ClientConfig = {"timeout": timedelta(seconds=REQUEST_SECONDS)}
     retry: RetryConfig = {
         "max_retries": 20 if repeat_seconds else 0, "retry_timeout": timedelta(seconds=repeat_seconds)

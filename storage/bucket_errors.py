@@ -1,6 +1,8 @@
-"""What fails in an object store, and which failures may pass."""
+"""Failures of an object store, and which of them may pass."""
 
 import re
+
+from obstore import exceptions
 
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or for a public one AWS_SKIP_SIGNATURE=true",
@@ -32,13 +34,11 @@ class ObjectTooLargeError(OSError):
 
 def may_pass(error: Exception) -> bool:
     """Return whether retrying may succeed after this error."""
-    from obstore.exceptions import AlreadyExistsError, GenericError, JoinError, PreconditionError
-
     # Only 408 and 429 ("slow down") are worth a retry among 4xx statuses.
     status = re.search(r"status code: (4\d\d)", str(error))
-    if isinstance(error, AlreadyExistsError | PreconditionError):
+    if isinstance(error, exceptions.AlreadyExistsError | exceptions.PreconditionError):
         return True  # `_written_if` raises these only to retry
-    of_store = isinstance(error, GenericError | JoinError | ObjectStoreError)
+    of_store = isinstance(error, exceptions.GenericError | exceptions.JoinError | ObjectStoreError)
     if _WRONG_REGION in str(error) or _NO_CREDENTIALS.search(str(error)):
         return False
     return of_store and (status is None or status[1] in ("408", "429"))
@@ -53,16 +53,14 @@ def as_os_error(address: object, error: Exception) -> OSError:
     """Return the error as an OSError with a one-line message."""
     if isinstance(error, OSError):
         return error
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
     reason = " ".join(str(error).partition("\n\nDebug source")[0].split())
     reason = without_credentials(re.sub(r"<\?xml.*?(?:<Message>(.*?)</Message>.*|$)", r"\1", reason))[:300]
     if _NO_CREDENTIALS.search(str(error)):
         return PermissionError(f"{address}: there are no credentials; set {_CREDENTIALS[str(address)[:2]]}")
     if _WRONG_REGION in str(error):
         return ObjectStoreError(f"{address}: the bucket is in another region; set AWS_REGION to it")
-    # A refused listing is a GenericError.
-    if isinstance(error, PermissionDeniedError | UnauthenticatedError) or "status code: 403" in str(error):
+    denied = exceptions.PermissionDeniedError | exceptions.UnauthenticatedError
+    if isinstance(error, denied) or "status code: 403" in str(error):  # a refused listing is a GenericError
         return PermissionError(
             f"{address}: access denied: {reason}. Check {_CREDENTIALS[str(address)[:2]]}, and the rights that they give"
         )

@@ -33,12 +33,9 @@ LEASE_SECONDS = 25.0
 process may take the lock: LEASE_SECONDS + REQUEST_SECONDS < SILENT_SECONDS."""
 SILENT_SECONDS = 60.0
 """A writer silent for this long counts as dead: its lock may be taken."""
-_LEAVE_SECONDS = 10.0
-"""How long `release` waits for the store; if the lock stays, the next writer takes it as a dead writer's."""
 _MAX_BYTES = 10_000
 _FREE = re.compile(rb"(?:free ([0-9a-f]{32}))?\n")
 """A released lock with its last writer; earlier versions left the writer out."""
-_WRITER = re.compile("[0-9a-f]{32}")
 
 _log = logging.getLogger(__name__)
 
@@ -87,10 +84,12 @@ class BucketLock:
         self._until, self._lost = 0.0, False
         self._local = FileLock(folder / address.name)
         try:
+            if (folder_id := _known_id(folder)) is None:
+                write_atomically(folder / "id", (folder_id := token_hex(16)).encode())
             self._holder = _Holder(
                 name=f"pid {os.getpid()} on {socket.gethostname()}",
                 since=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-                folder=_id_of(folder),
+                folder=folder_id,
                 writer=_writer_after(last_writer),
             )
             self._version = self._taken(address, last_writer)
@@ -119,7 +118,7 @@ class BucketLock:
 
     def release(self) -> None:
         self._ended.set()
-        self._thread.join(_LEAVE_SECONDS)
+        self._thread.join(10.0)  # if the lock stays, the next writer takes it as a dead writer's
         self._local.release()
 
     def _taken(self, address: Address, last_writer: str | None) -> str:
@@ -221,7 +220,7 @@ def _writer_in(text: bytes) -> str | None:
     if free := _FREE.fullmatch(text):
         return (free[1] or b"").decode() or None
     holder = _parsed(text)
-    return holder.writer if holder and _WRITER.fullmatch(holder.writer) else None
+    return holder.writer if holder and re.fullmatch("[0-9a-f]{32}", holder.writer) else None
 
 
 def _now() -> float:
@@ -239,13 +238,6 @@ def _parsed(text: bytes) -> _Holder | None:
         return _Holder.model_validate(unseal(text))
     except ValueError:  # also raised by pydantic and sealed_json
         return None
-
-
-def _id_of(folder: Path) -> str:
-    """Return the folder's random id, made if missing. Only under the folder's lock."""
-    if (known := _known_id(folder)) is None:
-        write_atomically(folder / "id", (known := token_hex(16)).encode())
-    return known
 
 
 def _known_id(folder: Path) -> str | None:

@@ -33,7 +33,6 @@ from .files import user_cache
 F = TypeVar("F", bound=Callable[..., object])
 _njit: Any = numba.njit  # its types, where numba ships some, know no options in a dict
 _VERSIONS = (sys.version, numba.__version__, llvmlite.__version__, np.__version__)
-_DIGEST_BYTES = 32
 _MAX_BYTES = 64 << 20
 _MAX_FILES = 1000
 """A conversion and a training of pictures leave 64 files. Of more than this, the oldest half goes."""
@@ -145,7 +144,7 @@ def _read(name: str) -> bytes:
         opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with os.fdopen(opened, "rb") as file:
         _refuse_foreign(opened, stat.S_IFREG, name)
-        digest, data = file.read(_DIGEST_BYTES), file.read(_MAX_BYTES)
+        digest, data = file.read(32), file.read(_MAX_BYTES)
     if digest != _digest(name, data):
         raise OSError(f"{name} is damaged")
     return data

@@ -1,4 +1,4 @@
-"""Where the samples of a mixture of datasets have their rows of state; in `RUN/selection/mixture.json`.
+"""The places of a mixture's samples in the rows of state; in `RUN/selection/mixture.json`.
 
 The rows of a canonical shard of the sample order are blocks of the first part's shard, then of the second's, and so on:
 so a rank's rows lie together, whatever the number of ranks. A part's blocks may leave rows at their ends unused.

@@ -22,17 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from . import files
 from .bucket import Address
-from .files import (
-    open_regular,
-    own_directory,
-    read_regular,
-    refuse_link,
-    sha256_of,
-    sync,
-    write_atomically,
-    written_aside,
-)
 from .local import LocalPath
 from .place import Place
 from .sealed_json import DamagedJSONError, seal_document, unseal
@@ -166,7 +157,7 @@ class Selection:
         """Read the arrays and compare their digests. Raises SelectionError if a digest differs."""
         for name, (digest, _) in self.about.arrays.items():
             self._mapped(name)  # check the length first: do not read a sparse file of a terabyte
-            if sha256_of(self._local / name) != digest:
+            if files.sha256_of(self._local / name) != digest:
                 raise SelectionError(
                     f"{self.folder / name} is damaged: its sha256 differs from the one in {ABOUT}; restore it from a "
                     "copy of the run"
@@ -175,7 +166,7 @@ class Selection:
     def _mapped(self, name: str) -> NDArray[Any]:
         path, dtype, rows = self._local / name, _DTYPES[name], self.about.arrays[name][1]
         try:
-            with open_regular(path) as file:
+            with files.open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size == rows * dtype.itemsize:
                     return np.memmap(file, dtype, mode="r", shape=(rows,)).view(np.ndarray)
@@ -194,15 +185,15 @@ class Selection:
         """Return the folder, or a copy made once."""
         if isinstance(self.folder, LocalPath):
             return self.folder
-        copy, about = own_directory(_beside(self.folder)), (self.folder / ABOUT).read_bytes()
-        if (copy / ABOUT).exists() and read_regular(copy / ABOUT) == about:
+        copy, about = files.own_directory(_beside(self.folder)), (self.folder / ABOUT).read_bytes()
+        if (copy / ABOUT).exists() and files.read_regular(copy / ABOUT) == about:
             return copy
         for name, (digest, rows) in self.about.arrays.items():
             if (size := (place := self.folder / _in_bucket(name, digest)).size()) != rows * _DTYPES[name].itemsize:
                 raise self._of_wrong_size(name, size)
-            with written_aside(copy / name) as file:
+            with files.written_aside(copy / name) as file:
                 place.download(file)
-        write_atomically(copy / ABOUT, about)  # last: it marks the copy as complete
+        files.write_atomically(copy / ABOUT, about)  # last: it marks the copy as complete
         return copy
 
 
@@ -227,11 +218,11 @@ class SelectionWriter:
         self._about: dict[str, int | str | None] = {"samples": samples, "kept": samples, "ids": None, "weights": None}
 
     def __enter__(self) -> Self:
-        refuse_link(self._folder)
+        files.refuse_link(self._folder)
         if isinstance(self._to, LocalPath) and (others := {*self._to.content()} - {*_DTYPES, ABOUT}):
             raise SelectionError(f"{self._to} holds {min(others)}, which is no run's; move it, or choose another --out")
         self._building.clear()
-        own_directory(self._building)
+        files.own_directory(self._building)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -240,7 +231,7 @@ class SelectionWriter:
     def add(self, name: str, pieces: Iterable[NDArray[Any]]) -> NDArray[Any]:
         """Write an array, such as IDS, and return it mapped."""
         digest, path = hashlib.sha256(), self._building / name
-        with written_aside(path) as file:
+        with files.written_aside(path) as file:
             for piece in pieces:
                 data = np.ascontiguousarray(piece, _DTYPES[name]).data
                 digest.update(data)
@@ -251,10 +242,10 @@ class SelectionWriter:
 
     def finish(self) -> None:
         """Move the folder into place, or its files into the bucket; durable on return."""
-        write_atomically(self._building / ABOUT, seal_document(self._about))
+        files.write_atomically(self._building / ABOUT, seal_document(self._about))
         shutil.rmtree(self._folder, ignore_errors=True)
         self._building.rename(self._folder)
-        sync(self._folder.parent)
+        files.sync(self._folder.parent)
         if isinstance(self._to, Address):
             for name, (digest, _) in About.model_validate(self._about).arrays.items():
                 (self._to / _in_bucket(name, digest)).write(self._folder / name)

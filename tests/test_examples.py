@@ -1,4 +1,4 @@
-"""The programs in examples/ do what they say, and docs/library.md shows them as they are."""
+"""The programs in examples/ do what they say, and a page of docs/ shows each as it is."""
 
 import json
 import os
@@ -139,8 +139,17 @@ def test_an_example_is_short_and_shown_as_it_is(example):
     text = example.read_text("utf-8")
     assert len(text.splitlines()) <= (150 if example.name == "open_clip_task.py" else 75)
     shown = f"[examples/{example.name}](../examples/{example.name})\n\n```python\n{text}```\n"
-    pages = [(ROOT / "docs" / page).read_text("utf-8") for page in ("library.md", "keep_your_trainer.md")]
-    assert any(shown in page for page in pages), "copy the file into its page"
+    pages = [page.read_text("utf-8") for page in (ROOT / "docs").glob("*.md")]
+    assert sum(shown in page for page in pages) == 1, "copy the file into its page"
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.name)
+def test_a_notebook_is_kept_without_results_and_its_links_lead_to_pages(notebook):
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count") or cell["metadata"]] == []
+    links = re.findall(r"\]\(([^)#]+)", "".join(line for cell in cells for line in cell["source"]))
+    assert links
+    assert [link for link in links if not (notebook.parent / link).is_file()] == []
 
 
 def test_the_public_names_are_these():

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -132,16 +133,8 @@ def test_the_wheel_holds_every_module_of_the_package_and_nothing_else(tmp_path):
     subprocess.run(list(map(str, command)), check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    above = {
-        "Makefile",
-        "LICENSE",
-        "CITATION.cff",
-        "MANIFEST.in",
-        "pyproject.toml",
-        "constraints.txt",
-        "mkdocs.yml",
-        "setup.py",
-    }
+    above = {"Dockerfile", "Makefile", "LICENSE", "CITATION.cff", "MANIFEST.in", "constraints.txt", "mkdocs.yml",
+             "pyproject.toml", "setup.py"}  # fmt: skip
     assert names == {f"thermopile/{path}" for path in files if not (str(path) in above or str(path).endswith(".md"))}
     (metadata,) = (name for name in zipfile.ZipFile(wheel).namelist() if name.endswith("/METADATA"))
     description = zipfile.ZipFile(wheel).read(metadata).decode().partition("\n\n")[2]
@@ -154,6 +147,30 @@ def test_make_takes_the_python_versions_that_the_package_declares():
     (taken,) = re.findall(r"^PYTHONS = (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     assert declared == taken.split()
     assert project["requires-python"] == f">={declared[0]}"
+
+
+def test_the_hooks_before_a_commit_are_the_commands_of_make_lint():
+    (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))["repos"]
+    link, *hooks = [hook["entry"] for hook in repository["hooks"]]
+    made = subprocess.run(
+        ["make", "-C", ROOT, "-n", "--no-print-directory", "-o", ".venv/ready", "-o", "link", "lint"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [hook.removeprefix("env ") for hook in hooks] == made.stdout.splitlines()
+    assert link == "make --silent link"
+
+
+def test_the_workflows_call_targets_of_the_makefile_and_nothing_else():
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    called = []
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for job in yaml.safe_load(path.read_text("utf-8"))["jobs"].values():
+            called += [step["run"] for step in job["steps"] if "run" in step]
+    words = [command.split() for command in called]
+    assert sorted(command[-1] for command in words) == ["test", "test-wide"]
+    assert all(command[0] == "make" and command[-1] in targets.split() for command in words)
 
 
 def test_the_lowest_versions_that_are_declared_are_the_ones_tested_and_none_is_above_what_make_installs():

@@ -8,21 +8,20 @@ import click
 from ..storage.bucket import Address, is_address
 from ..storage.bucket_errors import AddressError
 from ..storage.local import LocalPath
-from ..storage.place import Place, place_of
+from ..storage.place import place_of
 
 
 class PlaceType(click.ParamType[Any]):
-    """Gives an Address for `s3://bucket/path`, which need not exist, else what the type of a local path gives."""
+    """Gives an Address for `s3://…`, which need not exist; what begins with `left` as typed; or what `local` gives."""
 
-    def __init__(self, local: click.Path) -> None:
-        self.name, self._local = local.name, local
+    def __init__(self, local: click.Path, *left: str) -> None:
+        self.name, self._local, self._left = local.name, local, left
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        if isinstance(value, Address):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, Address) or str(value).startswith(self._left):
             return value
         if not (isinstance(value, str) and is_address(value)):
-            path: Place = self._local.convert(value, param, ctx)  # type: ignore[assignment]
-            return path
+            return self._local.convert(value, param, ctx)
         try:
             return place_of(value)
         except AddressError as error:

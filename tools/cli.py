@@ -85,7 +85,11 @@ def _one_line(error: Exception) -> click.ClickException:
         line = error.object[error.object.rfind("\n", 0, error.start) + 1 :].partition("\n")[0]  # it may be a whole file
         text = f"{line!r} is not valid UTF-8; rename the file, directory or class"
         return _WrongUsage(plain_text(text, MAX_ERROR_CHARACTERS))
-    text = (_of_system(error) if isinstance(error, OSError) else str(error)) or type(error).__name__
+    text = str(error) or type(error).__name__
+    # Python's own text of a system's error begins with errno.
+    if isinstance(error, OSError) and error.errno is not None and error.strerror is not None:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        text = f"{where}{error.strerror}" + (f"; {cure}" if (cure := _CURES.get(error.errno)) else "")
     if not isinstance(error, WRONG_USAGE + FAILURES):
         why = "; ".join(getattr(error, "__notes__", ())) or "this should not happen"
         text = f"{type(error).__name__}: {text} ({why}; `thermopile --debug …` shows the traceback)"
@@ -102,14 +106,6 @@ _CURES = {
 }
 
 
-def _of_system(error: OSError) -> str:
-    """Return file, system message and a cure, if known; Python's own text begins with the errno."""
-    if error.errno is None or error.strerror is None:
-        return str(error)
-    where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-    return f"{where}{error.strerror}" + (f"; {cure}" if (cure := _CURES.get(error.errno)) else "")
-
-
 @click.group(
     cls=_Group,
     epilog="\b\nExamples:\n"
@@ -122,7 +118,11 @@ def _of_system(error: OSError) -> str:
 @click.option("--debug", is_flag=True, help="Show the full traceback of an error.")
 def main(debug: bool) -> None:
     """Contrastive pretraining with a temperature per sample."""
-    _open_missing_streams()
+    # The next file that is opened would otherwise take a closed stream's number and its output.
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, opened := open(os.devnull, mode))  # noqa: SIM115 (stays open)
+            os.set_inheritable(opened.fileno(), True)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # file names may not be valid text
@@ -131,17 +131,7 @@ def main(debug: bool) -> None:
         package.addHandler(_WarningsOnStderr(logging.WARNING))
 
 
-def _open_missing_streams() -> None:
-    """Open /dev/null for each closed stream, or the next file that is opened would take its number and its output."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, stream := open(os.devnull, mode))  # noqa: SIM115 (stays open)
-            os.set_inheritable(stream.fileno(), True)
-
-
 class _WarningsOnStderr(logging.Handler):
-    """Print the library's warnings, one per line."""
-
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # stderr may be a file on the very disk that is full
             click.echo(plain_text(f"Warning: {record.getMessage()}", MAX_ERROR_CHARACTERS), err=True)

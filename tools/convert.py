@@ -24,7 +24,7 @@ from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, ImagePolicy, 
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.opening import Dataset, usual_image_size
-from ..pipeline.sources import ClassGroups, Source
+from ..pipeline.sources import Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
 from ..pipeline.sources.splits import Drawn, Limited
@@ -34,20 +34,13 @@ from ..storage.files import read_regular
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, place_of
 from ..storage.sealed_json import parse
+from ..trainer.plugins import installed
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
+from . import convert_splits
 from .arguments import ANY_PLACE, TARS, DatasetPath
 from .convert_options import ConvertOptions, PartNumber, options_of
 from .convert_sources import KINDS, Kind, kind_named, users_kind
-from .convert_splits import (
-    ConversionProgress,
-    Split,
-    announce,
-    say_content,
-    say_longtail,
-    say_summary,
-    summary_as_json,
-)
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
@@ -61,10 +54,11 @@ FEW_SAMPLES = 20_000
 
 
 class _Kinds(click.Group):
-    """Also takes `module:name` for a kind."""
+    """Also takes `module:name` for a kind, or the entry point of an installed package."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _command(users_kind(cmd_name)) if ":" in cmd_name else super().get_command(ctx, cmd_name)
+        own = cmd_name if ":" in cmd_name else "" if cmd_name in self.commands else installed("sources").get(cmd_name)
+        return _command(users_kind(own)) if own else super().get_command(ctx, cmd_name)
 
 
 @click.group(
@@ -101,10 +95,9 @@ def _command(kind: Kind) -> click.Command:
             click.echo(json.dumps({"datasets": results}))
 
     src = [click.Argument(["src"], type=kind.src, nargs=-1 if kind.many else 1, required=True)] if kind.src else []
-    out = click.Argument(["out"], type=ANY_PLACE)
     return click.Command(
         kind.name,
-        params=[*src, out, *kind.options, *options_of(kind)],
+        params=[*src, click.Argument(["out"], type=ANY_PLACE), *kind.options, *options_of(kind)],
         callback=converted,
         help=kind.help,
         epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
@@ -175,6 +168,10 @@ def convert(
     source: a folder, a list, tars, Parquet files, or a Source of your own. kind: the command's, such as `cifar`; by
     default what the source's name ends with tells. options: the command's others, such as caption="txt" or
     max_size=256. Raises SourceError, DatasetError, DatasetExistsError; click.UsageError for options that do not fit.
+
+        >>> thermopile.convert("pictures", "data/mine", caption="txt", holdout=0.25)
+        data/mine: 72 samples in 1 shard, ...
+        <Dataset data/mine: 72 samples>
     """
     shared = {*ConvertSettings.model_fields, *ImagePolicy.model_fields}
     own = {name: options.pop(name) for name in [*options] if name not in shared}
@@ -233,7 +230,7 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
                 rule = Limited(limit, split.selection)
                 splits[place] = split._replace(selection=rule if split.tars else rule(len(split.source), None))
     with _hint_if_slow("estimating the size …"):
-        announce(splits, settings)
+        convert_splits.announce(splits, settings)
     if grown is not None:
         refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
     results = _convert_all(splits, settings, asked, _paths(src, own))
@@ -245,12 +242,12 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
             join(grown)
         index = read_index(grown)
         click.echo(f"{grown}: {index.n:,} samples with those appended")
-        say_content(grown, index.content)
+        convert_splits.say_content(grown, index.content)
     if any(each.get("to_finish") for each in results):
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
         for split in splits[:1] if asked.longtail else ():
-            say_longtail(split.shown)
+            convert_splits.say_longtail(split.shown)
         click.echo(f"next: {_next_steps(out, 'glyphs' if kind.name == 'glyphs' else '', asked.model)}")
     return results
 
@@ -289,14 +286,14 @@ def _encoders_in(folder: Path, size: int) -> tuple[tuple[str, ...], int]:
 
 
 def _convert_all(
-    splits: list[Split], settings: ConvertSettings, asked: ConvertOptions, reads: list[Path]
+    splits: list[convert_splits.Split], settings: ConvertSettings, asked: ConvertOptions, reads: list[Path]
 ) -> list[dict[str, Any]]:
     """Convert each dataset, or the part asked for; return each one's summary as a JSON object."""
     results, out = list[dict[str, Any]](), splits[0].out
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
         options: dict[str, Any] = {"overwrite": asked.overwrite, "pool": processes(asked.workers)}
 
-        def of_test(split: Split) -> Conversion:
+        def of_test(split: convert_splits.Split) -> Conversion:
             """A test set has the tokenizer of its training set."""
             tokenizer = _tokenizer_of(out, Path(folder))
             return Conversion(split.source, split.out, settings, split.selection, tokenizer, lengths_of(out), **options)
@@ -318,14 +315,14 @@ def _convert_all(
             if asked.finish:
                 with _hint_if_slow(f"putting {split.shown.name} together …"):
                     summary = conversion.finish()
-                say_summary(summary, split, settings, "put together from its parts")
+                convert_splits.say_summary(summary, split, settings, "put together from its parts")
             elif asked.on:
                 from ..pipeline.conversion.on_ray import convert_on_ray
 
                 summary = _convert(partial(convert_on_ray, conversion, reads=reads), split, settings)
             else:
                 summary = _convert(partial(conversion.run, resume=asked.resume), split, settings)
-            results.append(summary_as_json(summary, split))
+            results.append(convert_splits.summary_as_json(summary, split))
     return results
 
 
@@ -387,7 +384,7 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
     if grown is not None:
         index = read_index(grown)
         if (index.tars is None) != (source.index is None):
-            raise click.UsageError(f"{grown} and what is appended must both be converted with --in-place, or neither")
+            raise click.UsageError(f"convert both {grown} and the samples appended to it with --in-place, or neither")
         if source.mode not in ("", index.mode):
             raise click.UsageError(f"{grown} holds {index.mode}, but the source {source.mode}; convert it separately")
         return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))
@@ -426,43 +423,40 @@ def _hint_if_slow(words: str) -> Iterator[None]:
 
 def _splits(
     sources: tuple[Source, ...], outs: list[tuple[Place, Place]], asked: ConvertOptions, named: Mapping[str, str]
-) -> list[Split]:
+) -> list[convert_splits.Split]:
     """Return the datasets to write, each to a place, under a name; the test set is held out before the tail is cut."""
     source, *own_test = sources
     rules = [Drawn(asked.holdout, asked.longtail, asked.settings.seed, test) for test in (False, True)]
     is_drawn = asked.holdout or asked.longtail
     if source.files_in_order:
         drawn = rules if is_drawn else [None, None]
-        return [Split(*out, source, rule, None, asked.append) for out, rule in zip(outs, drawn, strict=False)]
+        return [
+            convert_splits.Split(*out, source, rule, None, asked.append) for out, rule in zip(outs, drawn, strict=False)
+        ]
     # A user's source may have to read every sample for them.
     groups = source.groups() if is_drawn or type(source).groups is not Source.groups else None
-    _check_names_exist(source, groups, named)
-    if asked.longtail and groups is None:
-        raise click.UsageError("--longtail needs classes, and this source has none")
-    train = rules[0](len(source), groups) if is_drawn else None
-    splits = [Split(*outs[0], source, train, groups, asked.append)]
-    for test in own_test:
-        splits.append(Split(*outs[1], test, None, test.groups()))
-    if asked.holdout and not own_test:
-        splits.append(Split(*outs[1], source, rules[1](len(source), groups), groups))
-    return splits
-
-
-def _check_names_exist(source: Source, groups: ClassGroups | None, named: Mapping[str, str]) -> None:
-    """Refuse given names of captions or classes that no sample has. Of a list of pictures, refuse a wrong root."""
     if isinstance(source, CsvSource):
         source.refuse_wrong_root()
     has = {"caption": source.mode == "pairs", "group": groups is not None}
     for option, name in named.items():
         if not has[option]:
             raise SourceError(nobody_has(option, name))
+    if asked.longtail and groups is None:
+        raise click.UsageError("--longtail needs classes, and this source has none")
+    train = rules[0](len(source), groups) if is_drawn else None
+    splits = [convert_splits.Split(*outs[0], source, train, groups, asked.append)]
+    for test in own_test:
+        splits.append(convert_splits.Split(*outs[1], test, None, test.groups()))
+    if asked.holdout and not own_test:
+        splits.append(convert_splits.Split(*outs[1], source, rules[1](len(source), groups), groups))
+    return splits
 
 
-def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSettings) -> Summary:
+def _convert(convert: Callable[..., Summary], split: convert_splits.Split, settings: ConvertSettings) -> Summary:
     try:
         with progress_bar(f"converting {split.shown.name}{split.unit}", split.total) as bar:
             bar.update(0, "preparing")
-            summary = convert(on_progress=ConversionProgress(bar.update, split), tell=bar.note)
+            summary = convert(on_progress=convert_splits.ConversionProgress(bar.update, split), tell=bar.note)
     except DatasetExistsError:
         raise
     except (Exception, KeyboardInterrupt) as error:
@@ -471,18 +465,17 @@ def _convert(convert: Callable[..., Summary], split: Split, settings: ConvertSet
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
-    say_summary(summary, split, settings)
+    convert_splits.say_summary(summary, split, settings)
     return summary
 
 
 def _convert_part(
-    split: Split, conversion: Conversion, part: PartNumber, on_begun: Callable[[], None] | None
+    split: convert_splits.Split, conversion: Conversion, part: PartNumber, on_begun: Callable[[], None] | None
 ) -> dict[str, Any]:
-    """Convert a part and print what was done; return it as a JSON object."""
     name = f"part {part} of {split.shown.name}"
     with progress_bar(f"converting {name}{split.unit}", split.total_of(part)) as bar:
         bar.update(0, "preparing")
-        shown = ConversionProgress(bar.update, split)
+        shown = convert_splits.ConversionProgress(bar.update, split)
         done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
     result = {"dataset": str(split.shown), "part": str(part), "to_finish": True, **asdict(done)}
     if not done.samples and part.number <= done.shards:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from ..pipeline.sources.hub import HUB
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from .arguments import PlaceType, defaulting, flag
@@ -102,7 +103,6 @@ _FILE = PlaceType(_LOCAL_FILE)
 _EITHER = PlaceType(_LOCAL)
 _ROOT = click.Option(["--root"], type=_FOLDER, help="Base folder of relative paths. Default: the folder of SRC.")
 
-
 _OF_A_SOURCE = ("__len__", "__getitem__", "uri", "key", "describe")
 
 
@@ -137,7 +137,7 @@ def users_kind(name: str) -> Kind:
 
 def kind_named(name: str, src: str) -> Kind:
     """Return a kind by name; without one, the kind that reads what SRC ends with."""
-    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], "folder")
+    name = name or KIND_OF_SUFFIX.get(os.path.splitext(src)[1], "parquet" if src.startswith(HUB) else "folder")
     if found := [kind for kind in KINDS if kind.name == name]:
         return found[0]
     raise click.UsageError(f"no kind of source is called {name!r}; there are {', '.join(kind.name for kind in KINDS)}")
@@ -243,10 +243,11 @@ KINDS = (
     ),
     Kind(
         "parquet",
-        "Convert Parquet files with embedded pictures, such as Hugging Face datasets: files, or folders of them.",
+        "Convert Parquet files with embedded pictures, such as Hugging Face datasets: files, or folders of them, or "
+        "hf://datasets/ORG/NAME[@REVISION][/PATH] from the hub.",
         "food101/data/train-*.parquet data/food101 --holdout 50",
         "parquet:ParquetSource",
-        _EITHER,
+        PlaceType(_LOCAL, HUB),
         (
             _part("image", "image;jpg;jpeg;png;webp;img", "Column with the picture; the first that exists is used."),
             _part(

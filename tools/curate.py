@@ -40,6 +40,12 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
     "NAME.dropped.parquet beside it.",
 )
 @click.option(
+    "--tags",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="samples.json",
+    help="Drop the samples tagged `drop` in this file that FiftyOne exported; keep those tagged `keep`, whatever else.",
+)
+@click.option(
     "--drop",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE.parquet",
@@ -104,7 +110,7 @@ def curate(run: Place, keep: Path, at: str, data: Places | None, overwrite: bool
     trains and changes nothing in it.
     """
     if not any(value for option, value in asked.items() if option != "class_column"):
-        raise click.UsageError("no rule; give --drop, --drop-misfits, --precision, --thin, --cap or --tau-power")
+        raise click.UsageError("no rule; give --tags, --drop, --drop-misfits, --precision, --thin, --cap, --tau-power")
     if asked["class_column"] and not asked["per_class"]:
         raise click.UsageError("--by has no effect without --cap")
     from .curation import HALF, CurationRules, curate_run

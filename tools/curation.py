@@ -21,6 +21,7 @@ from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection import OnTask
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
 from .inspection.duplicates.representatives import read_scores
+from .inspection.fiftyone_folder import KEEP, tagged_ids
 from .inspection.findings import read_again
 from .inspection.opening import Inspection, read_blocks
 from .inspection.rows_export import check_target, of_dataset
@@ -31,9 +32,9 @@ from .inspection.temperatures.misfits import HALF as HALF
 from .inspection.temperatures.misfits import misfit_sentences, misfits
 from .progress import task_bars
 
-KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(6)
+ALWAYS_KEPT, KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(-1, 6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
-"""By code. A dropped sample has the first reason that applies."""
+"""By code, from KEPT on. A dropped sample has the first reason that applies."""
 ROWS_PER_GROUP = 1 << 20
 
 Ids = NDArray[np.int64]
@@ -43,6 +44,8 @@ Ids = NDArray[np.int64]
 class CurationRules:
     """Rules that drop samples, in this order, and weigh the kept ones; None and 0 leave a rule out."""
 
+    tags: Path | None = None
+    """FiftyOne's samples.json, whose tags say what to drop, and what to keep whatever the other rules say."""
     drop: Path | None = None
     """Parquet file with the ids of samples to drop."""
     misfits: int | None = None
@@ -125,6 +128,9 @@ def curate(
     check_columns(dataset, [rules.class_column])
     is_kept, is_new, at_floor, log_tau = _state(inspection, rules, on_progress)
     reasons = np.where(is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))
+    if rules.tags:
+        for tag, ids in tagged_ids(rules.tags, dataset).items():  # of both tags, the first counts
+            reasons[ids[reasons[ids] == KEPT]] = ALWAYS_KEPT if tag == KEEP else LISTED
     if rules.drop:
         listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
@@ -142,6 +148,7 @@ def curate(
         ids = np.flatnonzero((reasons == KEPT) & (codes != NO_GROUP))
         drawn = np.random.default_rng(inspection.config.seed).random(dataset.n, np.float32)  # whatever was dropped
         reasons[ids[_beyond(rules.per_class, codes[ids], drawn[ids])]] = CLASS_FULL
+    reasons[reasons == ALWAYS_KEPT] = KEPT
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")

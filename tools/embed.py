@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from ..storage.files import written_aside
 from ..storage.place import AnyPlace, Places, place_of
 from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
 from .progress import progress_bar
@@ -43,6 +44,9 @@ def embed(
 
     The columns `image` and, for pairs, `text` have vectors of model.dim numbers of 2 or 4 bytes. Arguments are those of
     `thermopile embed`. Raises RunError, DatasetError, ConfigError, OSError.
+
+        >>> thermopile.embed("runs/mine", "data/mine", "features.parquet").exists()
+        True
     """
     from ..pipeline.dataset.index import FINGERPRINT
     from ..pipeline.opening import opened
@@ -64,12 +68,7 @@ def embed(
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     device = device_named("auto")
     view = (recipe_named(config.data.recipe), config.data.image_size, device)
-    facts = {
-        "run": str(directory.path),
-        "checkpoint": checkpoint.name,
-        "weights": weights,
-        "dataset": samples.absolute,
-    }
+    facts = {"run": str(directory.path), "checkpoint": checkpoint.name, "weights": weights, "dataset": samples.absolute}
     metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: samples.index.fingerprint}
     with closing(streamed_features(encoders.to(device), samples, tokenizer, *view, rows=batch)) as made:
         write_features(out, samples, made, batch, NUMPY_TYPES[dtype], metadata)
@@ -109,8 +108,6 @@ def write_features(
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from ..storage.files import written_aside
 
     done, pending = 0, list[pa.Table]()
     with written_aside(out) as file, ExitStack() as opened, progress_bar("samples", dataset.n) as bar:

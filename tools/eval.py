@@ -75,6 +75,9 @@ def evaluate(
     """Score a run's encoders on the dataset `test`, with progress. Arguments are those of `thermopile eval`.
 
     Raises RunError, DatasetError, ConfigError.
+
+        >>> sorted(thermopile.evaluate("runs/mine", "data/mine-test").scores)
+        ['image_to_text', 'text_to_image']
     """
     from ..pipeline.opening import opened
     from ..trainer.run_directory import RunDirectory

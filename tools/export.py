@@ -29,6 +29,9 @@ def export(
     """Write a run's encoders to the new directory `to`, and return its files.
 
     Arguments are those of `thermopile export`. Raises RunError, ConfigError, DatasetError, OSError.
+
+        >>> [path.name for path in thermopile.export("runs/mine", "models/mine", "safetensors")]
+        ['image.safetensors', 'text.safetensors', 'tokenizer.json']
     """
     from ..trainer.run_directory import RunDirectory
 

@@ -10,6 +10,7 @@ import click
 
 from ..storage.place import Place, Places
 from ..trainer.config.layers import Layers
+from ..trainer.errors import ConfigError, RunError
 from .arguments import ANY_PLACE, RUN_DATA, TARS
 from .printing import plain_text
 from .train_options import add_typed
@@ -60,7 +61,6 @@ def fork(
     add_typed(given, overrides, data, {"weights": weights, "without": without, "tars": tars})
     from ..trainer.checkpoints.checkpoint_files import checkpoints_in
     from ..trainer.encoders.initial_weights import parts_of
-    from ..trainer.errors import ConfigError, RunError
     from ..trainer.run.fork import fork_run, plan_fork
     from ..trainer.run_directory import RunDirectory
 

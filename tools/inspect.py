@@ -1,22 +1,23 @@
 """`thermopile inspect`: a run's temperatures in the terminal, as an HTML page, as rows, or served to a browser."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from pydantic import TypeAdapter
 
+from ..pipeline.opening import Dataset
 from ..storage.files import may_make, refuse_link
 from ..storage.place import AnyPlace, Place, Places, place_of
+from ..trainer.config import Weights
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
 from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
@@ -44,12 +45,6 @@ from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
 from .report.sheets import facts, number, state_word
 
-if TYPE_CHECKING:
-    from ..pipeline.opening import Dataset
-    from ..trainer.config import Weights
-
-
-ALL_SAMPLES = 1 << 40
 _OPTIONS = {
     "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
     "--serve": ["serves", "port", "neighbours", "to"],
@@ -68,34 +63,12 @@ class Features(click.ParamType[int]):
     name = "features"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        words = {"all": ALL_SAMPLES, "none": 0}
+        words = {"all": 1 << 40, "none": 0}
         return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
-@dataclass(frozen=True)
-class InspectOptions:
-    """The options of `thermopile inspect`."""
-
-    run: Place
-    ids: tuple[int, ...]
-    neighbours: int | None
-    duplicates: bool
-    rows_file: Path | None
-    serves: bool
-    port: int
-    at: str
-    against: str | None
-    by: tuple[str, ...]
-    with_map: bool
-    suspects: int
-    rho: float | None
-    features: int | None
-    weights: Weights | None
-    overwrite: bool
-    data: Places | None
-    to: Path | None
-    allow_code: bool
-    as_json: bool
+class InspectOptions(SimpleNamespace):
+    """The options of `thermopile inspect`, by the names of the command's parameters."""
 
     @property
     def encoders(self) -> Asked:
@@ -192,8 +165,8 @@ class InspectOptions:
     "--export",
     "rows_file",
     type=click.Path(path_type=Path),
-    metavar="FILE.parquet|csv",
-    help="Write one row per sample instead.",
+    metavar="NAME.parquet|csv|fiftyone",
+    help="Write one row per sample instead; .fiftyone: a folder with the pictures, which FiftyOne imports.",
 )
 @click.option(
     "--serve",
@@ -226,7 +199,7 @@ def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
     if asked.neighbours and not (asked.ids or asked.serves):
         raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
     _refuse_others(context, asked.mode, _used(asked))
-    asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
+    asked.ids, asked.by = (*asked.ids, *more_ids), tuple(dict.fromkeys(asked.by))
     try:
         _SHOW[asked.mode](asked)
     except OtherDatasetError as error:
@@ -237,7 +210,6 @@ def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
 
 
 def _used(asked: InspectOptions) -> set[str]:
-    """Return the names of the options that have an effect."""
     used = {"run", "more_ids", "at", "data", *_OPTIONS[asked.mode]}
     if asked.mode == "a report" or asked.suspects or asked.neighbours or asked.duplicates or asked.features:
         used |= {"weights", "allow_code"}
@@ -247,7 +219,6 @@ def _used(asked: InspectOptions) -> set[str]:
 
 
 def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
-    """Refuse options that would have no effect."""
     given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
     if extra := [option for option in context.command.params if option.name in given - used]:
         names, beside = ", ".join(option.opts[0] for option in extra), mode
@@ -279,23 +250,17 @@ def inspect(
     suspects: how many samples to confirm by a forward pass. features: how many samples' to make at most; None: as many
     as a minute allows. to: the page's directory; None: RUN/report. write: whether to write the page.
     Raises RunError, StateStoreError, DatasetError, ConfigError, OSError.
+
+        >>> findings = thermopile.inspect("runs/mine")
+        >>> str(findings.page), findings.survey.samples
+        ('runs/mine/report/report.html', 72)
     """
     place = place_of(run)
     folder = _writable(place, None if to is None else Path(to)) if write else None
     with task_bars() as show:
-        findings = look(
-            place,
-            at=at,
-            against=against,
-            by=by,
-            with_map=with_map,
-            suspects=suspects,
-            rho=rho,
-            asked=Asked(features, weights, allow_code),
-            folder=folder,
-            data=data,
-            on_progress=show,
-        )
+        asked = Asked(features, weights, allow_code)
+        of: dict[str, Any] = {"against": against, "by": by, "with_map": with_map, "suspects": suspects, "rho": rho}
+        findings = look(place, at=at, **of, asked=asked, folder=folder, data=data, on_progress=show)
     if folder is None:
         return findings
     with working("drawing the report"):
@@ -339,7 +304,12 @@ def _print_summary(findings: Findings) -> None:
     if survey is None:
         return
     if survey.sides:
-        _print_tau(findings, survey)
+        names = [f">{side.name}" for side in survey.sides]
+        ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
+        rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
+        print_table([summary.HEAD, *names], rows)
+        if drift := findings.drift:
+            print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
     if survey.parts and survey.sides:
         rows = [
             [of["part"], f"{of['samples']:,}", *map(summary.tau, of["mean_tau"].values())]
@@ -365,15 +335,6 @@ def _print_summary(findings: Findings) -> None:
         print_facts([("forward pass", summary.confirmation(confirmation))])
 
 
-def _print_tau(findings: Findings, survey: Survey) -> None:
-    names = [f">{side.name}" for side in survey.sides]
-    ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
-    rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
-    print_table([summary.HEAD, *names], rows)
-    if drift := findings.drift:
-        print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
-
-
 def print_samples(asked: InspectOptions) -> None:
     """Print single samples with their history and write their page, or print them as JSON."""
 
@@ -386,7 +347,12 @@ def print_samples(asked: InspectOptions) -> None:
     inspection, surveyed, samples = read_again(read, asked.run, asked.at, asked.data)
     around: dict[int, Neighbours] = {}
     if folder and asked.neighbours:
-        around = _around(inspection, samples, folder, asked)
+        features = _features(inspection, folder, asked)
+        with task_bars() as show:
+            for done, sample in enumerate(samples, start=1):
+                tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
+                around[sample.sample_id] = find_neighbours(features, sample.sample_id, asked.neighbours, tau)
+                show("comparing", done, len(samples))
     if folder is None or asked.as_json:
         click.echo(json.dumps(samples_to_json(inspection, samples, around), allow_nan=False))
         return
@@ -414,19 +380,6 @@ def _features(inspection: Inspection, folder: Path, asked: InspectOptions) -> Fe
         return run_features(inspection, folder, asked.encoders, partial(show, "features"))
 
 
-def _around(
-    inspection: Inspection, samples: list[InspectedSample], folder: Path, asked: InspectOptions
-) -> dict[int, Neighbours]:
-    """Return the neighbours of samples by id."""
-    features, found = _features(inspection, folder, asked), {}
-    with task_bars() as show:
-        for done, sample in enumerate(samples, start=1):
-            tau = {side: sample.state.get(f"{side}/tau") for side in inspection.sides or ANCHORS[features.sides]}
-            found[sample.sample_id] = find_neighbours(features, sample.sample_id, asked.neighbours or 0, tau)
-            show("comparing", done, len(samples))
-    return found
-
-
 def report_duplicates(asked: InspectOptions) -> None:
     """Look for duplicates, write them as rows, and print a summary and write a page, or print JSON."""
     folder = _writable(asked.run, asked.to)
@@ -452,7 +405,6 @@ def report_duplicates(asked: InspectOptions) -> None:
 def write_rows(asked: InspectOptions) -> None:
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
     to = asked.rows_file
-    assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
         samples = inspection.reader.samples if inspection.reader else 0
@@ -474,7 +426,8 @@ def write_rows(asked: InspectOptions) -> None:
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
-    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {to.stat().st_size / 1e6:,.1f} MB")
+    size = place_of(to).size_below() or to.stat().st_size
+    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {size / 1e6:,.1f} MB")
 
 
 def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:
@@ -516,7 +469,14 @@ def serve(asked: InspectOptions) -> None:
 
     inspection, catalogue = read_again(opened, asked.run, asked.at, asked.data)
     with closing(catalogue):
-        features = _features(inspection, folder, asked) if asked.neighbours else _features_there(inspection, folder)
+        features = None
+        if asked.neighbours:
+            features = _features(inspection, folder, asked)
+        elif (folder / NAME).exists():
+            try:
+                features = FeaturesFile(folder / NAME, wanted_features(inspection, DEFAULT)[2])
+            except RunError as error:
+                inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
         if features and features.sides == 2:
             with task_bars() as on_progress:
                 catalogue = with_margins(catalogue, features, folder, on_progress)
@@ -534,17 +494,6 @@ def serve(asked: InspectOptions) -> None:
                 server.serve_forever()
             except KeyboardInterrupt:
                 os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
-
-
-def _features_there(inspection: Inspection, folder: Path) -> FeaturesFile | None:
-    """Open the features of all samples if `folder` has them. Others are noted; a link raises NotRegularFileError."""
-    if not (folder / NAME).exists():
-        return None
-    try:
-        return FeaturesFile(folder / NAME, wanted_features(inspection, DEFAULT)[2])
-    except RunError as error:
-        inspection.notes.append(f"No neighbours are shown: {error}. --neighbours makes the features again.")
-    return None
 
 
 _SHOW = {

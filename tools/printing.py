@@ -8,9 +8,6 @@ import click
 MAX_CHARACTERS = 200
 MAX_ERROR_CHARACTERS = 10_000
 """Limit for error messages: room for a few paths of maximal length and the cure."""
-MAX_FACT_CHARACTERS = 1000
-"""Limit per fact, which may hold paths."""
-WIDEST = 10_000
 
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 """Unicode categories of characters that are invisible, or reorder or hide others."""
@@ -26,19 +23,15 @@ def plain_text(text: str, most: int = MAX_CHARACTERS) -> str:
     # Only look at the part that can be shown, however long the text is; outer white space does not count.
     line = " ".join(text[: 4 * most].split())
     cut = len(line) > most or len(text) > 4 * most
-    return "".join(map(_visible, line[:most])) + ("…" if cut else "")
-
-
-def _visible(character: str) -> str:
-    hidden = unicodedata.category(character) in _INVISIBLE and character not in _JOINERS
-    return f"[U+{ord(character):04X}]" if hidden else character
+    hidden = {c for c in line[:most] if unicodedata.category(c) in _INVISIBLE and c not in _JOINERS}
+    return "".join(f"[U+{ord(c):04X}]" if c in hidden else c for c in line[:most]) + ("…" if cut else "")
 
 
 def print_facts(pairs: Sequence[tuple[str, str]]) -> None:
     """Print (label, text) pairs, one per line, with the texts aligned."""
     width = max((len(word) for word, _ in pairs), default=0) + 2
     for word, value in pairs:
-        click.echo(f"{word:{width}}{plain_text(value, MAX_FACT_CHARACTERS)}")
+        click.echo(f"{word:{width}}{plain_text(value, 1000)}")  # it may hold paths
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -54,4 +47,4 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         shown.add_row(*(Text(plain_text(cell)) for cell in row))
     # rich would cut cells to its width. A terminal wraps long lines itself, and a file needs no limit.
-    Console(highlight=False, width=WIDEST).print(shown, crop=False, soft_wrap=True)
+    Console(highlight=False, width=10_000).print(shown, crop=False, soft_wrap=True)

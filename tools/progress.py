@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -114,7 +115,7 @@ def task_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 def working(words: str) -> Status:
     """Show a spinner and a short text on stderr while a block runs, for work of unknown length; only in a terminal."""
-    return Console(stderr=True).status(words)
+    return Console(stderr=True, force_jupyter=False, force_terminal=sys.stderr.isatty()).status(words)
 
 
 def duration(seconds: float) -> str:

@@ -43,9 +43,23 @@ class ShownSample(NamedTuple):
     @property
     def pictures(self) -> list[tuple[str, Markup, bool]]:
         """Names and data URIs of the stored picture with its crops and of the views, and whether each is small."""
-        stored = f"stored {self.stored.width}×{self.stored.height}", _with_frames(self.stored, self.views)
-        shown = [stored, *((view.name, view.picture) for view in self.views)]
-        return [(name, _uri(picture), max(picture.size) < 128) for name, picture in shown]
+        scale = LARGEST / max(self.stored.size)
+        size = max(8, round(self.stored.width * scale)), max(8, round(self.stored.height * scale))
+        how = Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS
+        draw = ImageDraw.Draw(stored := self.stored.convert("RGB").resize(size, how))
+        for view, colour in zip(self.views, FRAME_COLOURS, strict=False):
+            left, top, right, bottom = (round(edge * scale) for edge in view.box)
+            # In a long, thin picture a crop may be thinner than its frame.
+            frame = left, top, max(right, left + 6) - 1, max(bottom, top + 6) - 1
+            draw.rectangle(frame, outline="#ffffff", width=8)
+            draw.rectangle((frame[0] + 2, frame[1] + 2, frame[2] - 2, frame[3] - 2), outline=colour, width=5)
+        shown = [(f"stored {self.stored.width}×{self.stored.height}", stored)]
+        shown += [(view.name, view.picture) for view in self.views]
+        found = []
+        for name, picture in shown:
+            picture.save(jpeg := BytesIO(), "JPEG", quality=95, subsampling=0)
+            found.append((name, data_uri(jpeg.getvalue(), "image/jpeg"), max(picture.size) < 128))
+        return found
 
 
 def shown_samples(
@@ -56,12 +70,9 @@ def shown_samples(
     Images have two views per epoch; pairs have one, so this epoch's and the next one's are shown. Raises ConfigError.
     """
     recipe, rows = recipe_named(recipe_name), dataset.rows(sample_ids.tolist())
-    pairs = dataset.index.mode == "pairs"
-    drawn = (
-        [(epoch, 0, f"epoch {epoch}"), (epoch + 1, 0, f"epoch {epoch + 1}")]
-        if pairs
-        else [(epoch, 0, "view 1"), (epoch, 1, "view 2")]
-    )
+    drawn = [(epoch, 0, "view 1"), (epoch, 1, "view 2")]
+    if pairs := dataset.index.mode == "pairs":
+        drawn = [(each, 0, f"epoch {each}") for each in (epoch, epoch + 1)]
     heights, widths = (np.array([row[side] for row in rows], np.int64) for side in ("height", "width"))
     columns = []
     with ViewMaker(dataset, seed=seed, recipe=recipe, image_size=image_size, views=1 if pairs else 2) as maker:
@@ -91,24 +102,3 @@ def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:
     mean, std = (torch.tensor(channels).view(3, 1, 1) for channels in (recipe.mean, recipe.std))
     shown = ((pixels * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
     return Image.fromarray(shown.permute(1, 2, 0).contiguous().numpy())
-
-
-def _with_frames(stored: Image.Image, views: Sequence[ShownView]) -> Image.Image:
-    """Return the stored picture with its longer side at LARGEST, and frames around the views' crops."""
-    scale = LARGEST / max(stored.size)
-    size = max(8, round(stored.width * scale)), max(8, round(stored.height * scale))
-    shown = stored.convert("RGB").resize(size, Image.Resampling.NEAREST if scale >= 2 else Image.Resampling.LANCZOS)
-    draw = ImageDraw.Draw(shown)
-    for view, colour in zip(views, FRAME_COLOURS, strict=False):
-        left, top, right, bottom = (round(edge * scale) for edge in view.box)
-        # In a long, thin picture a crop may be thinner than its frame.
-        frame = left, top, max(right, left + 6) - 1, max(bottom, top + 6) - 1
-        draw.rectangle(frame, outline="#ffffff", width=8)
-        draw.rectangle((frame[0] + 2, frame[1] + 2, frame[2] - 2, frame[3] - 2), outline=colour, width=5)
-    return shown
-
-
-def _uri(picture: Image.Image) -> Markup:
-    jpeg = BytesIO()
-    picture.save(jpeg, "JPEG", quality=95, subsampling=0)
-    return data_uri(jpeg.getvalue(), "image/jpeg")

@@ -1,7 +1,5 @@
 """`thermopile score`: judge a dataset's pairs by a model that is not trained on them, as a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -20,20 +18,17 @@ from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions
 PIECE = 256
 """Pairs of a batch."""
 _WHOLE_SQUARE = {"name": "clip", "scale": [1, 1], "ratio": [1, 1], "flip": 0}
-_OPTIONS = ("tars", "shares", "out", "overrides", "select", "resume", "allow_code")
 _POSITIVE = click.FloatRange(0, min_open=True)
-_EPILOG = """\b
-Examples:
-  thermopile score data/cc3m --model hf:openai/clip-vit-base-patch32 --out runs/scored
-  thermopile score data/new --model runs/cc3m --tau 0.02 --rho 3 --out runs/new-scored
-  thermopile inspect runs/scored
-  thermopile curate runs/scored --keep keep.parquet --precision 0.8"""
 
 
 @click.command(
     cls=TrainCommand,
     short_help="Judge pairs by a model that is not trained on them.",
-    epilog=_EPILOG,
+    epilog="\b\nExamples:\n"
+    "  thermopile score data/cc3m --model hf:openai/clip-vit-base-patch32 --out runs/scored\n"
+    "  thermopile score data/new --model runs/cc3m --tau 0.02 --rho 3 --out runs/new-scored\n"
+    "  thermopile inspect runs/scored\n"
+    "  thermopile curate runs/scored --keep keep.parquet --precision 0.8",
     params=[
         click.Argument(["data"], type=DatasetPath(), nargs=-1, required=True, metavar="DATA..."),
         click.Option(
@@ -45,7 +40,7 @@ Examples:
         click.Option(["--tau"], type=_POSITIVE, help="Temperature of log s. Default: the model's own, or 0.05."),
         defaulting("rho", _POSITIVE, 2.0, "The temperatures' rho, as in training."),
         defaulting("batches", click.IntRange(1, 256), 8, f"Batches of {PIECE} pairs that each is compared with."),
-        *(option for option in OPTIONS if option.name in _OPTIONS),
+        *(of for of in OPTIONS if of.name in ("tars", "shares", "out", "overrides", "select", "resume", "allow_code")),
     ],
 )
 def score(data: tuple[Place, ...], model: str, tau: float | None, rho: float, batches: int, **options: Any) -> None:

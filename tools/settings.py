@@ -104,26 +104,19 @@ def _of_objective(name: str) -> list[_Setting]:
 
 def _described(model: type[BaseModel], table: str = "") -> Iterator[_Setting]:
     """Yield the settings of a model and of its tables, as its JSON schema and the docstrings below its fields say."""
-    schema, sentences = model.model_json_schema(), _docstrings(model)
-    for key, field in model.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _described(field.annotation, f"{table}{key}.")
+    schema, sentences = model.model_json_schema(), dict[str, str]()
+    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+        for field, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else []):
+            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
+                sentences[field.target.id] = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
+    for key, setting in model.model_fields.items():
+        if isinstance(setting.annotation, type) and issubclass(setting.annotation, BaseModel):
+            yield from _described(setting.annotation, f"{table}{key}.")
         else:
             default = schema["properties"][key].get("default")
             yield _Setting(f"{table}{key}", _values(schema["properties"][key]), default, sentences.get(key, ""))
-
-
-def _docstrings(model: type[BaseModel]) -> dict[str, str]:
-    """Return the docstring below each field of a class and its bases, on one line."""
-    found = {}
-    for each in reversed(model.__mro__[: model.__mro__.index(BaseModel)]):
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        lines = definition.body if isinstance(definition, ast.ClassDef) else []
-        for field, below in pairwise(lines):
-            is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and is_text:
-                found[field.target.id] = " ".join(str(below.value.value).split())  # type: ignore[attr-defined]
-    return found
 
 
 def _values(schema: Mapping[str, Any]) -> str:
@@ -157,7 +150,14 @@ def shown_settings(settings: TrainConfig, layers: Layers) -> str:
         if full in asked and asked[full] != value:
             origin = f"resolved from {asked[full]} ({origin})"
         lines.append((table, f"# {key} = none" if value is None else f"{key} = {_toml(value)}", plain_text(origin)))
-    return _aligned(lines)
+    width = min(44, max(len(setting) for _, setting, _ in lines))
+    text, current = [], ""
+    for table, setting, origin in lines:
+        if table != current:
+            text += ["", f"[{table}]"]
+            current = table
+        text.append(f"{setting:<{width}}  # {origin}")
+    return "\n".join(text)
 
 
 def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -170,20 +170,7 @@ def _entries(tree: dict[str, Any], table: str = "") -> Iterator[tuple[str, str, 
             yield from _entries(value, f"{table}.{key}".removeprefix("."))
 
 
-def _aligned(lines: list[tuple[str, str, str]]) -> str:
-    """Join the lines under their table headers, with origins aligned."""
-    width = min(44, max(len(setting) for _, setting, _ in lines))
-    text, current = [], ""
-    for table, setting, origin in lines:
-        if table != current:
-            text += ["", f"[{table}]"]
-            current = table
-        text.append(f"{setting:<{width}}  # {origin}")
-    return "\n".join(text)
-
-
 def _toml(value: Any) -> str:
-    """Format the value on one line."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     return _escaped(tomli_w.dumps({"value": value}).removeprefix("value = ").removesuffix("\n"))

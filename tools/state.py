@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ..trainer.config import TrainConfig
 
 _LATEST = "latest"
-_AT = click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to read.")
 
 
 @click.group(epilog="\b\nExamples:\n  thermopile state check runs/glyphs\n  thermopile state log runs/glyphs")
@@ -40,7 +39,7 @@ def state() -> None:
     "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
 )
 @RUN
-@_AT
+@click.option("--at", default=_LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to read.")
 @RUN_DATA
 @click.option("--all", "every", is_flag=True, help="Check every snapshot, oldest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")

@@ -133,7 +133,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _sparkline(values: list[float]) -> str:
-    """Return one block character per value, scaled from the lowest to the highest."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     height = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * height)] for value in values)

@@ -47,10 +47,6 @@ SHOWN = {
     "other": "other",
 }
 """Part of a step -> its name in the progress line."""
-STEADY_STEPS = 50
-"""Steps until start-up waits have passed."""
-ROWS_IN_TWO_SECONDS = 10_000_000
-"""Rows of a selection, or of weights, that take about two seconds to copy."""
 _ending = threading.Lock()
 
 _log, _PACKAGE = logging.getLogger(__name__), logging.getLogger(__name__.partition(".")[0])
@@ -101,6 +97,9 @@ def train(
     data: a dataset, or a list to mix. out: the run's directory or address. settings: a tree as in a TOML file, over the
     preset's. resume: go on with the run at `out`, if there is one. on_report: called with each StepReport.
     Raises ConfigError, RunError, DatasetError, TrainingError, StateStoreError, OSError.
+
+        >>> run = thermopile.train("data/mine", out="runs/mine", preset="small", settings={"epochs": 6})
+        runs/mine: trained 24 steps; ...
     """
     from .inspection.opened_run import open_run
 
@@ -123,7 +122,6 @@ def run(asked: TrainOptions, on_report: OnReport = lambda report: None, below: L
     directory = None if asked.out is None else RunDirectory(asked.out)
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
-            _check_paths(asked)
             given = _layers(asked, below)
             request = Request(
                 directory,
@@ -171,8 +169,8 @@ def _end(error: RanksLostError) -> NoReturn:
     os._exit(1)
 
 
-def _check_paths(asked: TrainOptions) -> None:
-    """Refuse unusable paths here, not in click's parsing, so that all ranks learn of it."""
+def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
+    """Refuses unusable paths here, not in click's parsing, so that all ranks learn of it."""
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
     for data in asked.data:
@@ -181,10 +179,6 @@ def _check_paths(asked: TrainOptions) -> None:
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_present():
         raise click.UsageError(f"Invalid value for '--config': file {asked.config_file} does not exist")
-
-
-def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
-    """Return the settings of the command line."""
     layers = below or Layers()
     if asked.preset is not None:
         layers.add_preset(asked.preset)
@@ -225,7 +219,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         if resume and world.is_first:
             directory.warnings.begin(resuming=True)
     copied = sum(rows_of(file) for name in SELECTING if (file := getattr(data, name)))
-    if copied > ROWS_IN_TWO_SECONDS and not resume:
+    if copied > 10_000_000 and not resume:  # takes more than some two seconds
         say(f"copying {copied:,} rows of selection, weights and holes …")
     with (
         warnings_log(directory.warnings_file, world.rank if world.size > 1 else None),
@@ -349,7 +343,6 @@ def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool
 
 
 def _in_words(run: Run) -> str:
-    """Describe the training in one line."""
     dataset, data = run.dataset, run.config.data
     selected = f"{run.order.samples:,} selected of " if data.select else ""
     parameters = sum(weights.numel() for weights in run.encoders.parameters() if weights.requires_grad)
@@ -380,10 +373,8 @@ def _acknowledge(signal_name: str) -> None:
 
 
 class _TrainingProgress:
-    """Shows step reports in the progress bar, and each hint once."""
-
     def __init__(self, bar: ProgressBar, first_step: int, then: OnReport) -> None:
-        self._bar, self._hints_from, self._then = bar, first_step + STEADY_STEPS, then
+        self._bar, self._hints_from, self._then = bar, first_step + 50, then  # once start-up waits are over
         self._hinted: set[str] = set()
 
     def __call__(self, report: StepReport) -> None:

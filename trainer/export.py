@@ -1,6 +1,6 @@
 """Export a run's encoders: directories for transformers, timm or open_clip, or plain safetensors with metadata.
 
-None needs thermopile to be read. The section Exporting of docs/operations.md describes the files.
+None needs thermopile to be read. docs/exporting.md describes the files.
 """
 
 import json
@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,18 +19,21 @@ from safetensors import SafetensorError
 from torch import nn
 
 from .._version import __version__
-from ..pipeline.dataset.index import TOKENIZER_FILE
+from ..pipeline.dataset.index import TOKENIZER_FILE, read_index
+from ..pipeline.errors import DatasetError
 from ..storage.files import written_through
 from ..storage.local import LocalPath
 from ..storage.lock import LockedError
-from ..storage.place import Places, place_of
+from ..storage.place import Places, place_of, places_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import EncoderConfig, TrainConfig, Weights
 from .encoders import Encoder
+from .encoders.hf_hub import hub_name
 from .errors import ConfigError, RunError
 from .evaluation.evaluate import tokenizer_of
 from .evaluation.features import restore_encoders
+from .metrics.metrics_file import last_lines, numbers_in
 from .plugins import HF, OPEN_CLIP, TIMM
 from .run.build import recipe_named
 from .run.settings_of_models import LEARNED, has_own_heads, is_whole, learned_by
@@ -38,6 +41,8 @@ from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_
 
 _log = logging.getLogger(__name__)
 Format = Literal["hf", "timm", "open_clip", "safetensors"]
+OF_IMAGES, OF_TEXTS, OF_PAIRS = "image-feature-extraction", "feature-extraction", "zero-shot-image-classification"
+"""Tasks as a hub names them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class _Side:
     """image, text, or momentum: the moving average of the image encoder."""
     encoder: Encoder
     facts: dict[str, Any]
+    known: dict[str, Any]
+    """What a hub reads of the run, as `_known` returns it."""
     tokenizer: bytes | None = None
     """For texts, the file of the run's tokenizer."""
     pad_token: str = ""
@@ -97,9 +104,7 @@ def export_encoders(
 
 def why_impossible(config: TrainConfig, format: Format) -> str:
     """Return why the format cannot hold the run's encoders, empty if it can."""
-    sides = {"image": config.model.image}
-    if config.objective.mode == "bimodal":
-        sides["text"] = config.model.text
+    sides = {"image": config.model.image} | ({"text": config.model.text} if config.objective.mode == "bimodal" else {})
     image, names, what = config.model.image.name, [encoder.name for encoder in sides.values()], ""
     if format == "timm" and not image.startswith(TIMM):
         what = f"the run's image encoder is {image!r}, which timm does not have"
@@ -127,15 +132,15 @@ def _restore(
                 f"{checkpoint} holds weights that are not finite ({name}); nothing was written. Export an older "
                 "checkpoint with --at"
             )
-    recipe = recipe_named(config.data.recipe)
-    size = config.data.image_size
+    recipe, size = recipe_named(config.data.recipe), config.data.image_size
     facts: dict[str, Any] = {"weights": weights, "image_size": size, "mean": recipe.mean, "std": recipe.std}
     if has_texts:
         facts |= _logits(config, training.get("objective", {}))
-    image = _Side("image", encoders.image, _facts(config, config.model.image, encoders.image, info.step) | facts)
+    facts = _facts(config, config.model.image, encoders.image, info.step) | facts
+    image = _Side("image", encoders.image, facts, _known(run, config, info.step, weights, data or config.data.places))
     if encoders.momentum is not None:
-        facts = image.facts | {"network": "momentum", "weights": "raw"}
-        return [image, replace(image, name="momentum", encoder=encoders.momentum, facts=facts)]
+        facts, known = facts | {"network": "momentum", "weights": "raw"}, image.known | {"eval_results": None}
+        return [image, replace(image, name="momentum", encoder=encoders.momentum, facts=facts, known=known)]
     if encoders.text is None or tokenizer is None or sizes is None:
         return [image]
     facts = {"weights": weights} | sizes.model_dump(include={"vocab_size", "context_length", "end_id"})
@@ -143,7 +148,7 @@ def _restore(
     pad_id = getattr(encoders.text.backbone, "pad_id", None)  # of a model that reads padding
     own_pad = None if pad_id is None else tokenizer.id_to_token(pad_id)
     pad_token = own_pad or (tokenizer.padding or {})["pad_token"]
-    return [image, _Side("text", encoders.text, facts, file, pad_token)]
+    return [image, _Side("text", encoders.text, facts, image.known, file, pad_token)]
 
 
 def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[str, float]:
@@ -168,18 +173,10 @@ def _logits(config: TrainConfig, learned: Mapping[str, torch.Tensor]) -> dict[st
 
 
 def _facts(config: TrainConfig, encoder: EncoderConfig, module: Encoder, step: int) -> dict[str, Any]:
-    model = config.model
-    return {
-        # For a local model or file of weights only its name: its path is private and useless elsewhere.
-        "encoder": re.sub(":[^:]*/", ":", encoder.name),
-        "config": encoder.config,
-        "width": module.backbone.width,
-        "head": model.head,
-        "head_width": model.head_width,
-        "dim": model.dim,
-        "step": step,
-        "thermopile": __version__,
-    }
+    # For a local model or file of weights only its name: its path is private and useless elsewhere.
+    facts = {"encoder": re.sub(":[^:]*/", ":", encoder.name), "config": encoder.config, "width": module.backbone.width}
+    of_head = config.model.model_dump(include={"head", "head_width", "dim"})
+    return facts | of_head | {"step": step, "thermopile": __version__}
 
 
 def _write_hf(side: _Side, folder: Path) -> None:
@@ -190,7 +187,10 @@ def _write_hf(side: _Side, folder: Path) -> None:
         model.save_pretrained(folder)
     _save(side.encoder.head, folder / "head.safetensors", side.facts)
     _write_preparation(side, folder)
-    (folder / "README.md").write_text(_card(side), "utf-8")
+    features = f"Its features, {side.facts['width']} wide, are {side.encoder.backbone.output}. `head.safetensors` holds"
+    head = f"the projection head ({side.facts['head']}) from them to {side.facts['dim']} dimensions."
+    how = f"`transformers.{type(model).__name__}.from_pretrained` loads it.\n\n{features} {head}"
+    _write_card(side, folder, "transformers", OF_TEXTS if side.tokenizer else OF_IMAGES, how)
 
 
 def _write_whole(sides: list[_Side], folder: Path) -> None:
@@ -211,6 +211,9 @@ def _write_whole(sides: list[_Side], folder: Path) -> None:
         model.save_pretrained(folder)
     for side in sides:
         _write_preparation(side, folder)
+    _write_card(
+        sides[0], folder, "transformers", OF_PAIRS, "`transformers.AutoModel.from_pretrained` loads both towers."
+    )
 
 
 def _write_preparation(side: _Side, folder: Path) -> None:
@@ -222,17 +225,13 @@ def _write_preparation(side: _Side, folder: Path) -> None:
         _write_tokenizer(side, folder)
         return
     size = side.facts["image_size"]
-    processor = {
+    steps = ("do_convert_rgb", "do_resize", "do_center_crop", "do_rescale", "do_normalize")
+    processor = dict.fromkeys(steps, True) | {
         "image_processor_type": "CLIPImageProcessor",  # it resizes the short side and crops the centre
-        "do_convert_rgb": True,
-        "do_resize": True,
         "size": {"shortest_edge": size},
         "resample": 2,
-        "do_center_crop": True,
         "crop_size": {"height": size, "width": size},
-        "do_rescale": True,
         "rescale_factor": 1 / 255,
-        "do_normalize": True,
         "image_mean": side.facts["mean"],
         "image_std": side.facts["std"],
     }
@@ -247,6 +246,7 @@ def _write_timm(side: _Side, folder: Path) -> None:
     backbone.body.pretrained_cfg |= shown
     save_for_hf(backbone.body, folder, model_args=backbone.settings, safe_serialization=True)
     _save(side.encoder.head, folder / "head.safetensors", side.facts)
+    _write_card(side, folder, "timm", OF_IMAGES, "`timm.create_model` loads it; `head.safetensors` holds its head.")
 
 
 def _write_open_clip(image: _Side, text: _Side, *, folder: Path) -> None:
@@ -263,6 +263,7 @@ def _write_open_clip(image: _Side, text: _Side, *, folder: Path) -> None:
         config["init_logit_bias"] = learned["logit_bias"]  # open_clip has a bias only then
     _write_json(folder / "open_clip_config.json", {"model_cfg": config, "preprocess_cfg": _normalisation(image)})
     _write_tokenizer(text, folder)
+    _write_card(image, folder, "open_clip", OF_PAIRS, "`open_clip.create_model_and_transforms` loads it.")
 
 
 def _normalisation(side: _Side) -> dict[str, Any]:
@@ -288,25 +289,37 @@ def _save(module: nn.Module, path: Path, facts: dict[str, Any]) -> None:
     save_tensors(path, module.state_dict(), {"format": "pt"} | texts)
 
 
-def _card(side: _Side) -> str:
-    facts, backbone = side.facts, side.encoder.backbone
-    model_class = type(backbone.model).__name__
-    about = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in facts.items())
-    return f"""---
-library_name: transformers
----
+def _write_card(side: _Side, folder: Path, library: str, task: str, how: str) -> None:
+    """Write a README.md with what a hub reads. how: the library's call that loads the folder, and more."""
+    from huggingface_hub import ModelCardData
 
-# The {side.name} encoder of a thermopile run
+    about = ModelCardData(library_name=library, pipeline_tag=task, **side.known)
+    what = f"A model trained contrastively to step {side.facts['step']:,}. {how}"
+    cure = "Before you publish it, add its `license` above, and the `language` of its captions."
+    rows = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in side.facts.items())
+    text = f"---\n{about}\n---\n\n# From a thermopile run\n\n{what}\n\n{cure}\n\n| | |\n|---|---|\n{rows}\n"
+    (folder / "README.md").write_text(text, "utf-8")
 
-A model trained contrastively to step {facts["step"]:,}. `transformers.{model_class}.from_pretrained` loads it.
 
-Its features, {facts["width"]} wide, are {backbone.output}. `head.safetensors` holds the projection head
-({facts["head"]}) from them to the {facts["dim"]} dimensions of the objective's space.
+def _known(run: RunDirectory, config: TrainConfig, step: int, weights: Weights, places: Places) -> dict[str, Any]:
+    """Return what a hub reads of a run: the hub's models and data sets that it is made of, and its scores at a step."""
+    from huggingface_hub import EvalResult, parse_hf_uri
 
-| | |
-|---|---|
-{about}
-"""
+    encoders = [config.model.image, config.model.text][: 1 + (config.objective.mode == "bimodal")]
+    models = [found[0] for each in encoders if (found := hub_name(each.name)) and each.config.get("pretrained", True)]
+    test, results, sets = Path(config.evaluation.test).name, list[EvalResult](), list[str]()
+    with suppress(OSError):  # where they were never written
+        for line in last_lines(run.metrics, 0, 1, until=step).evaluations:
+            if line["step"] == step and line.get("weights", "raw") == weights:
+                scores = ((name, score) for name, score in numbers_in(line["evaluation"]) if name.endswith("/all"))
+                results = [
+                    EvalResult(OF_PAIRS, test, test, "accuracy", score, metric_name=name) for name, score in scores
+                ]
+    with suppress(OSError, DatasetError, ValueError):  # where the dataset was moved, or says an odd place
+        roots = [str(read_index(place).source.get("root")) for place in places_of(places)]
+        sets = [parse_hf_uri(root).id for root in roots if root.startswith("hf://datasets/")]
+    known = {"tags": ["thermopile", "contrastive-learning", config.objective.name], "base_model": models or None}
+    return known | {"datasets": sets or None, "eval_results": results or None, "model_name": run.path.name}
 
 
 def _write_json(path: Path, tree: dict[str, Any]) -> None:

@@ -22,8 +22,6 @@ GRACE_SECONDS = 3.0
 after 12 seconds: two beats, a scan, and two beats, or LINGER_SECONDS, until all know."""
 LINGER_SECONDS = 2.0
 """How long rank 0, which counts the beats, stays for ranks that have yet to read the names of the lost ones."""
-LEAVE_SECONDS = 0.05
-"""How often rank 0 checks whether the other ranks are done."""
 
 AsError = Callable[[str], RanksLostError]
 """Makes the error for lost ranks from their description, such as "rank 1 (host, process 7)". Called in any thread."""
@@ -192,5 +190,5 @@ class Heartbeats:
             while self._rank == 0 and not all(known.left):
                 if self._lost:
                     raise self._as_error(self._named())
-                time.sleep(LEAVE_SECONDS)
+                time.sleep(0.05)
                 known = self._tell()

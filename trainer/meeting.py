@@ -32,8 +32,6 @@ SECRET = "THERMOPILE_SECRET"
 """Environment variable: a secret from the launcher, which strangers that can read its store do not know."""
 _ANNOUNCED, _TOWARDS = "thermopile", "thermopile/towards"
 """Keys of the launcher's store: rank 0's address, port and secret; an address of a rank on another machine."""
-_ADDRESS_OF_INTERFACE = 0x8915
-"""SIOCGIFADDR of Linux."""
 
 
 class RankProcess(NamedTuple):
@@ -175,7 +173,7 @@ def _interface_with(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
-                found = fcntl.ioctl(probe, _ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+                found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None

@@ -1,8 +1,10 @@
 """A user's own objects, which settings name as `module:name`: which settings do, and whether they may be imported."""
 
 import logging
+import site
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from importlib.metadata import distributions
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,10 +13,8 @@ from .errors import ConfigError
 
 WRITE = "Write module:name, with the module's directory in PYTHONPATH"
 
-
 HF, TIMM, OPEN_CLIP = "hf:", "timm:", "open_clip:"
 """Before the name of an encoder that transformers, timm or open_clip makes."""
-
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,12 @@ def file_of(name: str) -> str:
     except (ImportError, ValueError):
         return ""
     return "" if spec is None else spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def installed(kind: str) -> dict[str, str]:
+    """Return name → `module:name` of the entry points `thermopile.KIND`, of packages in site-packages alone."""
+    found = distributions(path=[*site.getsitepackages(), site.getusersitepackages()])  # not in the working directory
+    return {each.name: each.value for of in found for each in of.entry_points if each.group == f"thermopile.{kind}"}
 
 
 def load_plugin(name: str, where: str) -> Any:

@@ -1,4 +1,4 @@
-"""The files of a run directory. docs/formats.md describes each."""
+"""The files of a run directory. docs/run_files.md describes each."""
 
 from __future__ import annotations
 
@@ -8,30 +8,77 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
-from typing import Any, Literal
+from secrets import token_hex
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from ..pipeline.dataset.index import TOKENIZER_FILE
 from ..storage.bucket import Address
-from ..storage.bucket_errors import MissingBucketError
+from ..storage.bucket_errors import MissingBucketError, is_away
 from ..storage.files import may_make
 from ..storage.place import Lock, Place, leased, log_at, place_of
-from .checkpoints.checkpoint_files import (
-    LATEST,
-    CheckpointInfo,
-    checkpoints_in,
-    latest_checkpoint,
-    load_checkpoint,
-    read_info,
-)
+from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
+from .checkpoints import checkpoint_files
 from .config import TrainConfig, load_config, to_toml
 from .config.layers import MAX_BYTES, parse_toml
-from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
-from .lineage import Origin, sealed_lineage
+from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError, one_line
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
-
+_Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
+
+
+class Origin(BaseModel, frozen=True, extra="forbid"):
+    """A run that was forked: its place, its id, None if an earlier version made it, the step, and what was changed."""
+
+    run: str
+    id: _Id | None
+    step: NonNegativeInt
+    changed: list[str]
+
+
+class Lineage(BaseModel, frozen=True, extra="forbid"):
+    """Content of run.json. origins: from the first run, which is no fork, to the one that was forked last."""
+
+    id: _Id
+    origins: Annotated[list[Origin], Field(max_length=1000)]
+
+    def lines(self) -> list[str]:
+        """Return a tree, a line for each run, this one last; empty unless it is a fork."""
+        runs = [f"{each.run} ({each.id or 'no id'})" for each in self.origins] + [f"this run ({self.id})"]
+        lines = runs[:1] if self.origins else []
+        for depth, origin in enumerate(self.origins):
+            changed = "; ".join(origin.changed) or "nothing changed"
+            lines.append(f"└─{'──' * depth} step {origin.step:,}: {runs[depth + 1]}: {changed}")
+        return lines
+
+
+def sealed_lineage(origins: Sequence[Origin]) -> bytes:
+    """Return run.json of a new run, with an id of its own."""
+    return seal_document(Lineage(id=token_hex(8), origins=[*origins]).model_dump())
+
+
+def read_lineage(file: Place) -> Lineage | None:
+    return read_facts(file, Lineage, "the run's origin is unknown")
+
+
+def read_facts(file: Place, kind: type[M], lost: str) -> M | None:
+    """Return a run's facts; None if an earlier version made it, and, with a warning, if the file is damaged.
+
+    lost: what follows from damage.
+    """
+    try:
+        return kind.model_validate(unseal(file.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, DamagedJSONError, ValidationError) as error:
+        if isinstance(error, OSError) and is_away(error):
+            raise
+        _log.warning("%s is damaged, so %s: %s", file, lost, one_line(error))
+        return None
 
 
 class RunDirectory:
@@ -148,9 +195,9 @@ class RunDirectory:
             if edited == "warn":
                 _log.warning("%s was edited by hand or is damaged; its current content is used", file)
             if edited == "refuse":
-                if (latest := latest_checkpoint(self.checkpoints)) is not None:
+                if (latest := checkpoint_files.latest_checkpoint(self.checkpoints)) is not None:
                     with suppress(DamagedCheckpointError):
-                        read_info(latest)  # reports a run of another version
+                        checkpoint_files.read_info(latest)  # reports a run of another version
                 raise RunError(
                     f"{file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
                     "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
@@ -186,8 +233,8 @@ def refuse_in_run(place: Place, *, is_file: bool = False) -> None:
 
 def find_checkpoint(run: RunDirectory, at: str) -> Place:
     """Return the checkpoint `latest` or step-N. Raises RunError if it does not exist, listing the existing ones."""
-    if at == LATEST:
-        if (latest := latest_checkpoint(run.checkpoints)) is None:
+    if at == checkpoint_files.LATEST:
+        if (latest := checkpoint_files.latest_checkpoint(run.checkpoints)) is None:
             raise RunError(f"{run.path} has no checkpoint yet; wait for its first one")
         return latest
     found = _by_name(run.checkpoints)
@@ -196,10 +243,10 @@ def find_checkpoint(run: RunDirectory, at: str) -> Place:
     return found[at]
 
 
-def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
+def load_found(checkpoint: Place) -> tuple[checkpoint_files.CheckpointInfo, dict[str, Any]]:
     """Read a checkpoint as load_checkpoint does. Raises RunError if it is damaged, listing the others."""
     try:
-        return load_checkpoint(checkpoint)
+        return checkpoint_files.load_checkpoint(checkpoint)
     except RunError as error:
         others = [name for name, path in _by_name(checkpoint.parent).items() if path != checkpoint]
         if not others:
@@ -208,4 +255,4 @@ def load_found(checkpoint: Place) -> tuple[CheckpointInfo, dict[str, Any]]:
 
 
 def _by_name(checkpoints: Place) -> dict[str, Place]:
-    return {f"step-{step}": path for step, path in sorted(checkpoints_in(checkpoints).items())}
+    return {f"step-{step}": path for step, path in sorted(checkpoint_files.checkpoints_in(checkpoints).items())}

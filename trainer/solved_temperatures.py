@@ -21,7 +21,6 @@ SOLVED_AT_ONCE = 1024
 """Samples compared with all others at once: 16 MB of similarities."""
 _LAST_STEP = 1e-2
 """Of log tau: what the step after it would be is its square."""
-_MAX_STEPS = 60
 _LOG2_E, _LN_2 = np.float32(1 / math.log(2)), math.log(2)
 _LEAST = np.float32(-120)
 """Lowest exponent of 2: smaller weights add nothing, and subnormal numbers take a hundred times as long."""
@@ -34,7 +33,6 @@ _VISITS = 200
 _FIRST, _HALVED_AFTER, _LARGEST = 0.3, 20, 0.1
 """Step of log tau by a gradient of 1 in the first visit, visits after which it has halved, and the largest step, since
 after a larger one s is another temperature's. The rule's own eta would take many epochs, to the same place."""
-_MOST_NEGATIVES = 1024
 
 
 class Bounds(NamedTuple):
@@ -72,7 +70,7 @@ def solve(
     at which to measure the divergence.
 
     Of drawn others, sums of weights are noisy and so the divergence is too low: by 1/k its expansion at second order,
-    which is subtracted. docs/figures.md has what is left.
+    which is subtracted. docs/figures_inspect.md has what is left.
     """
     m, columns = len(own), np.concatenate(others).T.copy()
     k = columns.shape[1] // len(others)
@@ -160,7 +158,7 @@ def _solved(
     ends = math.log(lowest), math.log(highest)
     low, high = ends
     at, low_tried, high_tried = math.log(start), False, False
-    for _ in range(_MAX_STEPS):
+    for _ in range(60):
         found, variance = _moments(h, math.exp(at), whole, part)
         if found > rho:
             if at == ends[1]:
@@ -196,7 +194,7 @@ def at_rest(
     log_tau, log_s = np.log(tau.astype(np.float64)), np.zeros(len(h))
     total, counted = np.zeros(len(h)), 0
     for visit in range(_VISITS):
-        drawn = random.integers(0, h.shape[1], (1, min(negatives, _MOST_NEGATIVES)))
+        drawn = random.integers(0, h.shape[1], (1, min(negatives, 1024)))
         exponent = h[rows, drawn] / np.exp(log_tau)[:, None]
         highest = exponent.max(1)
         weights = np.exp(exponent - highest[:, None])

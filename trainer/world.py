@@ -29,9 +29,6 @@ TIMEOUT = timedelta(minutes=10)
 SNAPSHOT_TIMEOUT = timedelta(hours=1)
 """Timeout for writing the rows of a snapshot, which depends on the disk, and for an evaluation."""
 
-_SIGNAL_ON_PARENTS_DEATH = 1
-"""PR_SET_PDEATHSIG of Linux."""
-
 
 @dataclass(frozen=True)
 class World:
@@ -102,7 +99,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
     make the body fail.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:  # ranks of a torchrun that is killed would go on, and nobody could tell
-        ctypes.CDLL(None).prctl(_SIGNAL_ON_PARENTS_DEATH, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return

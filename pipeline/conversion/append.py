@@ -11,16 +11,7 @@ import shutil
 from contextlib import suppress
 from typing import Any
 
-from ...storage.files import (
-    open_regular,
-    own_directory,
-    read_regular,
-    remove_leftovers,
-    sha256_of,
-    sync,
-    write_atomically,
-    written_aside,
-)
+from ...storage import files
 from ...storage.local import LocalPath
 from ..dataset.index import (
     ERRORS_FILE,
@@ -57,7 +48,7 @@ def refuse_known(out: LocalPath, plan: Plan) -> None:
 def refuse_ungrowable(out: LocalPath) -> None:
     """Raise DatasetError if `join` could append nothing to the dataset."""
     index = read_index(out)
-    if index.tokenizer and sha256_of(out / TOKENIZER_FILE) != index.tokenizer_digest:
+    if index.tokenizer and files.sha256_of(out / TOKENIZER_FILE) != index.tokenizer_digest:
         raise DatasetError(f"{out / TOKENIZER_FILE} was changed after conversion; convert the dataset again")
 
 
@@ -73,19 +64,19 @@ def join(out: LocalPath) -> None:
             addition.rmdir()  # empty: a process was killed at its last step
         if not addition.exists():  # another process has joined it already
             return
-        remove_leftovers(out)
+        files.remove_leftovers(out)
         if not (addition / _JOINED).is_file():
             old, new = read_index(out), read_index(addition)
             if new.source.get("plan", "") in {each.get("plan") for each in old.sources}:  # another process was faster
                 _remove(addition)
                 raise DatasetExistsError(f"{out} holds these samples already")
-            write_atomically(addition / _JOINED, _grown(out, old, new))
-        joined = read_regular(addition / _JOINED)
-        if read_regular(out / INDEX_FILE) != joined:
+            files.write_atomically(addition / _JOINED, _grown(out, old, new))
+        joined = files.read_regular(addition / _JOINED)
+        if files.read_regular(out / INDEX_FILE) != joined:
             if read_index(out).fingerprint != parse_index(joined).grown_from:
                 raise DatasetError(f"{out} was replaced since the append began; remove {addition} and append again")
             _move_shards(addition, out)
-            write_atomically(out / INDEX_FILE, joined)
+            files.write_atomically(out / INDEX_FILE, joined)
         _remove(addition)
 
 
@@ -149,10 +140,10 @@ def _row_records(folder: LocalPath, index: DatasetIndex) -> list[LocalPath]:
 
 
 def _move_shards(addition: LocalPath, out: LocalPath) -> None:
-    added, joined = read_index(addition), parse_index(read_regular(addition / _JOINED))
+    added, joined = read_index(addition), parse_index(files.read_regular(addition / _JOINED))
     count = len(added.shard_digests)
     before = len(joined.shard_digests) - count
-    own_directory(out / SHARD_FOLDER)
+    files.own_directory(out / SHARD_FOLDER)
     for shard in range(count):
         for suffix in SHARD_SUFFIXES:
             file = addition / SHARD_FOLDER / added.shard_name(shard, suffix)
@@ -161,15 +152,15 @@ def _move_shards(addition: LocalPath, out: LocalPath) -> None:
                 raise DatasetError(f"{file} is missing or a link; remove {addition} and append again")
             if file.exists():
                 file.rename(to)
-    sync(out / SHARD_FOLDER)
+    files.sync(out / SHARD_FOLDER)
     merged = addition / f"{ERRORS_FILE}.merged"
     if (addition / ERRORS_FILE).is_file():
-        with written_aside(merged) as both:
+        with files.written_aside(merged) as both:
             for file in (out / ERRORS_FILE, addition / ERRORS_FILE):
-                with open_regular(file) as lines:
+                with files.open_regular(file) as lines:
                     shutil.copyfileobj(lines, both)
         # First remove this file of errors, so that its lines are never merged twice.
         (addition / ERRORS_FILE).unlink()
     if merged.is_file():
         os.replace(merged, out / ERRORS_FILE)
-        sync(out)
+        files.sync(out)

@@ -43,9 +43,6 @@ finally:
 
 _TYPE_IDS = {"image": 2, "tokens": 4, "source_index": 1}
 """FFCV's ids of RGBImageField, NDArrayField and IntField."""
-_JPEG_MODE = 0
-_PLACEHOLDER = b"\0"
-"""Stored in place of a picture that stays in its tar, since FFCV's table has no row without bytes."""
 
 
 class BetonRow(NamedTuple):
@@ -66,9 +63,9 @@ class JPEGField(RGBImageField):  # type: ignore[misc]
     """FFCV's image field for encoded JPEGs, whose bytes are stored unchanged, or stay in a tar."""
 
     def encode(self, destination: Any, image: BetonRow, malloc: Callable[[int], tuple[int, Any]]) -> None:
-        destination["mode"] = _JPEG_MODE
+        destination["mode"] = 0  # JPEG
         destination["height"], destination["width"] = image.height, image.width
-        stored = image.jpeg if image.tar_at is None else _PLACEHOLDER
+        stored = image.jpeg if image.tar_at is None else b"\0"  # FFCV's table has no row without bytes
         destination["data_ptr"], storage = malloc(len(stored))
         storage[:] = np.frombuffer(stored, np.uint8)
 

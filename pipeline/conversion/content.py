@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from tempfile import TemporaryFile
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,10 +43,17 @@ def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int
     """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then how many samples
     have the most frequent checksum, and that checksum. 0 each, and None, if none is repeated."""
     bits = max(0, (samples - 1) // SORTED_AT_ONCE).bit_length()
-    repeats, repeated, most, most_frequent = 0, 0, 0, np.uint64(0)
+    found, repeats, repeated, most, most_frequent = 0, 0, 0, 0, np.uint64(0)
     with ExitStack() as open_files:
         parts = [open_files.enter_context(TemporaryFile()) for _ in range(1 << bits)]
-        if (found := _distribute(row_records, word, parts, bits)) != samples:
+        for checksums in _checksums(row_records, word):  # each into the file of its highest bits
+            found += len(checksums)
+            of_part = (checksums >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(checksums), int)
+            checksums = checksums[np.argsort(of_part, kind="stable")]
+            pieces = np.split(checksums, np.cumsum(np.bincount(of_part, minlength=len(parts)))[:-1])
+            for part, piece in zip(parts, pieces, strict=True):
+                part.write(piece.data)
+        if found != samples:
             raise DatasetError(f"the .rows files beside {row_records[0]} hold {found:,} samples, not {samples:,}")
         for part in parts:
             part.seek(0)
@@ -60,24 +66,7 @@ def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int
     return (repeats, repeated, 1 + most, most_frequent) if most else (0, 0, 0, None)
 
 
-def _distribute(row_records: Sequence[Place], word: int, parts: Sequence[BinaryIO], bits: int) -> int:
-    """Append each checksum to the file of its highest bits; return the number of checksums."""
-    found = 0
-    for checksums in _checksums(row_records, word):
-        found += len(checksums)
-        if bits:
-            of_part = (checksums >> np.uint64(64 - bits)).astype(np.int64)
-            checksums = checksums[np.argsort(of_part, kind="stable")]
-            pieces = np.split(checksums, np.cumsum(np.bincount(of_part, minlength=len(parts)))[:-1])
-        else:
-            pieces = [checksums]
-        for part, piece in zip(parts, pieces, strict=True):
-            part.write(piece.data)
-    return found
-
-
 def _first(row_records: Sequence[Place], word: int, wanted: np.uint64) -> int:
-    """Return the first sample with a checksum."""
     before = 0
     for checksums in _checksums(row_records, word):
         if len(places := np.flatnonzero(checksums == wanted)):

@@ -216,8 +216,19 @@ class Conversion:
     def _claimed(self, *, shared: bool = False) -> Iterator[Partial]:
         if self.plan.selected == 0:
             raise SourceError("no samples are selected; there is nothing to convert")
-        with _errors_explained(self.place), claimed(self.place, shared=shared) as partial:
-            yield partial
+        try:
+            with claimed(self.place, shared=shared) as partial:
+                yield partial
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise DatasetError(
+                f"cannot write to {Partial(self.place).disk}: {os.strerror(error.errno)}. "
+                "Free some space there, then continue with the same command and --resume"
+            ) from error
+        except SourceChangedError as error:
+            begun = Partial(self.place).begun
+            raise SourceError(f"{error} without --resume: remove {begun} and convert again") from error
 
     def _begin(self, partial: Partial, tell: Tell, on_begun: Callable[[], None] | None = None) -> "_Begun":
         """Begin or join a conversion, with its tokenizer.
@@ -243,14 +254,12 @@ class Conversion:
         return begun
 
     def _is_done(self) -> bool:
-        """Return whether this plan made `out`."""
         try:
             return read_index(self.place).source.get("plan") == self.plan.digest()
         except DatasetError:
             return False
 
     def _done_part(self, partial: Partial) -> PartSummary | None:
-        """Return a part's result if the conversion is finished."""
         if partial.in_progress or not self._is_done():
             return None
         shards = len(read_index(self.place).shard_digests)
@@ -276,21 +285,6 @@ def lengths_of(out: Place) -> tuple[int, int] | None:
         return facts.vocab_size, facts.context_length
     info = read_index(out).tokenizer
     return (info.vocab_size, info.context_length) if info else None
-
-
-@contextmanager
-def _errors_explained(out: Place) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise DatasetError(
-            f"cannot write to {Partial(out).disk}: {os.strerror(error.errno)}. "
-            "Free some space there, then continue with the same command and --resume"
-        ) from error
-    except SourceChangedError as error:
-        raise SourceError(f"{error} without --resume: remove {Partial(out).begun} and convert again") from error
 
 
 class _TooManyBadSamplesError(Exception):
@@ -338,7 +332,11 @@ class _Begun:
 
         # Count samples of other parts too, so that the parts of a broken source do not all run to their end.
         left_out = sum(result.found.left_out for result in results if result)
-        counted = Counts(self._done(results, own), _samples(results), left_out)
+        done = _samples(results[own])
+        if self._facts.groups is not None:  # progress counts the bytes of tars
+            groups = zip(self._facts.groups[own], results[own], strict=True)
+            done = sum(piece.stop - piece.start for group, result in groups if result for piece in group)
+        counted = Counts(done, _samples(results), left_out)
         try:
             watch(counted)
             if missing:
@@ -350,13 +348,6 @@ class _Begun:
             raise self._too_many_bad_samples(plan.selected) from None
         now = _samples(self._partial.results(plan)[own])
         return now - _samples(results[own]), now
-
-    def _done(self, results: Sequence[PartResult | None], own: slice) -> int:
-        """Return how much of the slice is done, as progress counts it."""
-        if self._facts.groups is None:
-            return _samples(results[own])
-        groups = zip(self._facts.groups[own], results[own], strict=True)
-        return sum(piece.stop - piece.start for group, result in groups if result for piece in group)
 
     def _too_many_bad_samples(self, total: int | None) -> SourceError:
         """Return the error to raise; saves the list of the samples left out so far in a file. total: None: unknown."""

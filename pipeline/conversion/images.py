@@ -64,7 +64,6 @@ _OTHER_FILES = {
 }
 """First bytes → kind of files often found among pictures."""
 
-_ORIENTATION_TAG = 0x0112
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _EXTRA_SAMPLES = 258, 262, 281, 338
 """Tags of TIFF 6.0."""
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -126,7 +125,13 @@ def _read(picture: bytes | Image.Image, coding: Coding | None, policy: ImagePoli
                 can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
                 if can_stay and (kept := _kept(data, image.height, image.width, policy)):
                     return kept
-                return _encode(_rgb(_loaded_upright(image, policy)), policy)
+                wanted_width, wanted_height = _reduced(image.size, policy)
+                # A JPEG decodes faster at 1/2, 1/4 or 1/8 of its size; the resize filter does the rest.
+                image.draft(None, (2 * wanted_width, 2 * wanted_height))
+                image.load()
+                # Read after loading: Pillow rotates a TIFF itself, and a PNG may store the orientation at its end.
+                turn = _UPRIGHT.get(_orientation(image))
+                return _encode(_rgb(image if turn is None else image.transpose(turn)), policy)
     except BadSampleError:
         raise
     except UnidentifiedImageError:  # its message contains a memory address
@@ -192,20 +197,10 @@ def _is_plain_ycbcr(image: Image.Image) -> bool:
     return image.info.get("adobe_transform", 1) == 1 and names != b"RGB"
 
 
-def _loaded_upright(image: Image.Image, policy: ImagePolicy) -> Image.Image:
-    wanted_width, wanted_height = _reduced(image.size, policy)
-    # A JPEG decodes faster at 1/2, 1/4 or 1/8 of its size; the resize filter does the rest.
-    image.draft(None, (2 * wanted_width, 2 * wanted_height))
-    image.load()
-    # Read after loading: Pillow rotates a TIFF itself, and a PNG may store the orientation at its end.
-    turn = _UPRIGHT.get(_orientation(image))
-    return image if turn is None else image.transpose(turn)
-
-
 def _orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 to 8; 1, upright, if missing or unreadable, as in browsers."""
     try:
-        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+        orientation = image.getexif().get(0x0112, 1)
     except Exception:  # noqa: BLE001 - damaged EXIF raises nearly anything, and the picture is still usable
         return 1
     return orientation if orientation in _UPRIGHT else 1

@@ -1,4 +1,4 @@
-"""What a part of a conversion, mostly a shard, tells: its progress, its samples left out, and its marker."""
+"""The results of a part of a conversion, mostly a shard: its progress, its samples left out, and its marker."""
 
 import json
 from collections.abc import Iterator

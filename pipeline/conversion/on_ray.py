@@ -35,12 +35,6 @@ if TYPE_CHECKING:
 
 MAX_RETRIES = 5
 """Maximum repetitions of a shard after its node or process died, or the file system failed."""
-SHARDS_AHEAD = 64
-"""Tasks queued in Ray beyond one per core, so that nodes that join, or that an autoscaler adds, find work."""
-SECONDS_TO_ANSWER = 5.0
-"""Seconds to wait for the cluster at RAY_ADDRESS."""
-SECONDS_TO_END = 10.0
-"""Seconds to wait for the processes of cancelled tasks to end."""
 
 
 @contextmanager
@@ -58,7 +52,9 @@ def cluster(workers: int | None) -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {} if address else {"num_cpus": workers or cores(), "include_dashboard": False}
     try:
-        _refuse_silent_address(address or "")
+        # Ray would try an address without an answer for minutes and print pages of messages.
+        if found := re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address or ""):
+            socket.create_connection((found[1], min(int(found[2]), 65535)), timeout=5.0).close()
         with warnings.catch_warnings(action="ignore"):  # warnings about a later Ray
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **local)
     except (OSError, RuntimeError, ValueError) as error:  # ValueError: a bad address, or ray:// without ray[client]
@@ -68,12 +64,6 @@ def cluster(workers: int | None) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-def _refuse_silent_address(address: str) -> None:
-    """Raise OSError if nothing answers at HOST:PORT: Ray would try for minutes and print pages of messages."""
-    if found := re.fullmatch(r"\[?([^/]+?)\]?:([0-9]{1,5})", address):
-        socket.create_connection((found[1], min(int(found[2]), 65535)), SECONDS_TO_ANSWER).close()
 
 
 def convert_on_ray(
@@ -100,7 +90,6 @@ _Shared: TypeAlias = tuple[PoolSetup, tuple[Path, ...], str]
 
 
 def _pool(needed: tuple[Path, ...]) -> Pool:
-    """Return a pool that writes shards as Ray tasks."""
     import ray
 
     def write_parts(job: PoolSetup, parts: Parts, counted: Counts, on_progress: Callable[[Counts], None]) -> None:
@@ -113,7 +102,7 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
                 running.append(task.options(name=f"shard {part.number}").remote([shared], part, work))
 
         try:
-            start(SHARDS_AHEAD + int(ray.cluster_resources().get("CPU", 0)))
+            start(64 + int(ray.cluster_resources().get("CPU", 0)))  # for nodes that join, or an autoscaler adds
             while running:
                 done, running[:] = ray.wait(running)
                 start(len(done))
@@ -128,22 +117,14 @@ def _pool(needed: tuple[Path, ...]) -> Pool:
                 f"Ray could not convert a shard: {first_line}. Continue with the same command"
             ) from error
         finally:
-            _cancel(running)
+            for left in running:
+                # With its worker, which might have been interrupted during an import and be unable to run another
+                # task. The next conversion removes its half-written files.
+                ray.cancel(left, force=True)
+            if running:
+                ray.wait(running, num_returns=len(running), timeout=10.0)
 
     return write_parts
-
-
-def _cancel(running: list[ObjectRef[Counts]]) -> None:
-    """End tasks and their workers; the next conversion removes their half-written files.
-
-    A worker that survived might have been interrupted during an import and be unable to run another task.
-    """
-    import ray
-
-    for task in running:
-        ray.cancel(task, force=True)
-    if running:
-        ray.wait(running, num_returns=len(running), timeout=SECONDS_TO_END)
 
 
 def _write_part(shared: list[ObjectRef[_Shared]], part: PartFiles, work: Any) -> Counts:

@@ -63,9 +63,6 @@ _OWN_OBJECTS = re.compile(
     r"|shards/shard-[0-9]{5,}(\.[0-9]+)?\.(beton|rows|parquet)|tokenizer\.json|errors\.jsonl"
 )
 """Names of an unfinished conversion's objects."""
-_IN_FOLDER, _IN_TMPDIR = "writing-", "thermopile-shards-"
-
-
 _DATASET, _PARTS, _PLAN = ("dataset/", ""), ("parts/", ".partial/"), ("plan.json", ".partial/plan.json")
 """Names below `begun`, where the dataset is built apart, and in its final place; of folders, with a slash."""
 
@@ -103,7 +100,10 @@ class PartFiles(NamedTuple):
 
         Raises DatasetExistsError if the conversion has ended meanwhile.
         """
-        if _plan_in(self.top / _PLAN[self.is_in_place]) != self.plan:
+        made_at = None
+        with suppress(FileNotFoundError, ValidationError):
+            made_at = Plan.model_validate_json((self.top / _PLAN[self.is_in_place]).read_bytes()).made_at
+        if made_at != self.plan:
             raise DatasetExistsError(f"another process has finished the conversion in {self.top}, or started it over")
         shards = []
         for shard, found in enumerate(result.shards):
@@ -219,18 +219,6 @@ class Partial:
             file.refuse_link()
         with suppress(FileExistsError):  # another process may be first
             self._plan.create(plan.model_dump_json(indent=1).encode())
-        begun = self._begun_plan(plan)
-        if self.is_whole:
-            try:
-                read_index(self.dataset)
-            except DatasetError as error:
-                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
-        with suppress(FileNotFoundError):
-            self._fetch_tokenizer()
-        return begun
-
-    def _begun_plan(self, plan: Plan) -> Plan:
-        """Read the plan in force. Raises DatasetExistsError if it is damaged or differs from `plan`."""
         cure = f"Use the same settings and files, or remove {self.begun} to start over"
         try:
             begun = Plan.model_validate_json(self._plan.read_bytes())
@@ -240,6 +228,13 @@ class Partial:
         if differences := plan.differences(begun):
             found = "; ".join(differences)
             raise DatasetExistsError(f"{self.begun} was started with other settings or files: {found}. {cure}")
+        if self.is_whole:
+            try:
+                read_index(self.dataset)
+            except DatasetError as error:
+                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
+        with suppress(FileNotFoundError):
+            self._fetch_tokenizer()
         return begun
 
     @contextmanager
@@ -405,13 +400,6 @@ class Partial:
         shutil.rmtree(str(self.path / "replaced"), ignore_errors=True)
 
 
-def _plan_in(file: Place) -> int | None:
-    """Return a plan's made_at; None without one."""
-    with suppress(FileNotFoundError, ValidationError):
-        return Plan.model_validate_json(file.read_bytes()).made_at
-    return None
-
-
 @contextmanager
 def claimed(out: Place, *, shared: bool = False) -> Iterator[Partial]:
     """Yield the unfinished conversion to `out`, with a folder for files in progress, to a process that may write it.
@@ -422,8 +410,8 @@ def claimed(out: Place, *, shared: bool = False) -> Iterator[Partial]:
     """
     lock, folder, prefix = made_for(
         out,
-        lambda path: (_locked(path, shared), Path(str(Partial(path).path)), _IN_FOLDER),
-        lambda _: (nullcontext(), Path(gettempdir()), _IN_TMPDIR),
+        lambda path: (_locked(path, shared), Path(str(Partial(path).path)), "writing-"),
+        lambda _: (nullcontext(), Path(gettempdir()), "thermopile-shards-"),
     )
     with lock, own_folder(folder, prefix) as scratch:
         yield Partial(out, scratch)

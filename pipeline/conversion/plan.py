@@ -13,8 +13,6 @@ from ...storage.files import sha256_of
 from ..dataset.index import ImagePolicy
 from ..sources import Asked, Facts, Source
 
-_CHOSEN = ("vocab_size", "context_length", "tokenizer")
-
 
 class ConvertSettings(BaseModel, frozen=True, extra="forbid"):
     """Settings of a conversion."""
@@ -101,7 +99,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         now, then = _flat(self._settings()), _flat(begun._settings())
         if begun.facts and begun.facts.groups is not None:  # what is not asked for is taken from the plan
             then |= {"vocab_size": begun.facts.vocab_size, "context_length": begun.facts.context_length}
-            now |= {name: then[name] for name in _CHOSEN if now[name] is None}
+            now |= {name: then[name] for name in ("vocab_size", "context_length", "tokenizer") if now[name] is None}
         names = [name for name in now | then if now.get(name) != then.get(name)]
         found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
         files = sorted({name for name, _ in self.marks.items() ^ begun.marks.items()})
@@ -116,6 +114,5 @@ def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    """Shorten a value, such as a digest or a list, to its beginning."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:16]}…"

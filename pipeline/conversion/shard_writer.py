@@ -45,8 +45,6 @@ TABLE_SCHEMA = pa.schema(
     ]
 )
 """Columns of the samples table; `altered`, a string, comes last if the source alters samples."""
-ENCODED_AT_ONCE = 32
-SECONDS_BETWEEN_FLUSHES = 0.2
 
 
 class Writer(NamedTuple):
@@ -80,7 +78,6 @@ def write_part(part: PartFiles, work: Any, writer: Writer) -> PartResult:
 
 
 def _shard(part: PartFiles, shard: int, rows: _Rows, max_rows: int, writer: Writer) -> ShardResult:
-    """Write a shard's files and flush them to disk."""
     files = {suffix: part.being_written(suffix, shard) for suffix in SHARD_SUFFIXES}
     for file in files.values():
         file.unlink(missing_ok=True)  # left by an earlier attempt of this process
@@ -126,7 +123,12 @@ class _Samples:
                 except BadSampleError as error:
                     sample = BadSample(sample.uri, sample.key, str(error))
             if isinstance(sample, BadSample):
-                self._leave_out(sample)  # before it is counted: whoever stops at a count finds the reasons written
+                if self._settings.on_error == "fail":
+                    cure = "Fix it, or leave such samples out with --on-error skip"
+                    raise SourceError(f"{sample.uri!r}: {sample.reason}. {cure}")
+                self._errors.write(line_of(sample))
+                self._errors.flush()  # before it is counted: whoever stops at a count finds the reasons written
+                self.found["left_out"] += 1
             self._count(Counts(done, int(sample is not None), int(isinstance(sample, BadSample)), files))
             if isinstance(sample, Sample):
                 tar_at = sample.tar_at if jpeg is sample.picture else None
@@ -139,15 +141,6 @@ class _Samples:
                 )
                 yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index, tar_at)
 
-    def _leave_out(self, sample: BadSample) -> None:
-        if self._settings.on_error == "fail":
-            raise SourceError(
-                f"{sample.uri!r}: {sample.reason}. Fix it, or leave such samples out with --on-error skip"
-            )
-        self._errors.write(line_of(sample))
-        self._errors.flush()
-        self.found["left_out"] += 1
-
 
 class _Rows:
     """Iterates once over a shard's samples as rows, and collects their table on the way."""
@@ -159,7 +152,7 @@ class _Rows:
         self.table: dict[str, list[Any]] = {name: [] for name in self.schema.names}
 
     def __iter__(self) -> Iterator[BetonRow]:
-        while some := [*islice(self._some, ENCODED_AT_ONCE)]:
+        while some := [*islice(self._some, 32)]:  # encoded at once
             of_rows: list[Any] = [None] * len(some)
             if self._tokenizer is not None:
                 captions = [sample.captions or ("",) for sample, _ in some]
@@ -183,7 +176,7 @@ def _flushed_meanwhile(file: Path) -> Iterator[None]:
     ended = threading.Event()
 
     def flush() -> None:
-        while not ended.wait(SECONDS_BETWEEN_FLUSHES):
+        while not ended.wait(0.2):
             os.fdatasync(opened)
 
     with file.open("xb") as created, ThreadPoolExecutor(1) as thread:

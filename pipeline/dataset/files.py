@@ -1,27 +1,34 @@
-"""A dataset's files: those in a folder, of which those in an object store behind a cache are a kind."""
+"""A dataset's files: those in a folder, of which those in an object store behind a cache are a kind; and its tars."""
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...storage.bucket_errors import AddressError
+from ...storage.local import LocalPath
+from ...storage.place import AnyPlace, made_for, place_of
 from ..errors import DatasetError
-from .index import SHARD_FOLDER
+from .index import SHARD_FOLDER, Tars
 
 if TYPE_CHECKING:
     from ..order.order import Order, Selected, Window
     from .raw_bytes import Descriptor
     from .stored_sample import Located
 
+_log = logging.getLogger(__name__)
 
-class Held:
+
+class Hold:
     """Keeps samples readable until `release`, or until this object is collected."""
 
     def __init__(self, release: Callable[[], None], forget: Callable[[], None]) -> None:
@@ -74,7 +81,7 @@ class DatasetFiles:
     def bring_records(self, shard: int) -> None:
         """Make all records of a shard available."""
 
-    def hold(self, ids: NDArray[np.int64]) -> Held:
+    def hold(self, ids: NDArray[np.int64]) -> Hold:
         """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
         return _ALWAYS_THERE
 
@@ -106,4 +113,64 @@ class DatasetFiles:
         return None
 
 
-_ALWAYS_THERE = Held(lambda: None, lambda: None)
+_ALWAYS_THERE = Hold(lambda: None, lambda: None)
+
+
+class TarFiles:
+    """The tars' places, sizes and versions of today, by number."""
+
+    def __init__(self, recorded: Tars, root: AnyPlace | None = None) -> None:
+        """List the root once. root: the folder or address of the tars now; None: as recorded.
+
+        Raises DatasetError for a tar that is missing, or another one; OSError.
+        """
+        try:
+            before = place_of(recorded.root)
+            self.root = place_of(root or before)
+        except AddressError as error:
+            raise DatasetError(f"the root of the tars: {error}") from None
+        self.names, self.sizes = [tar.name for tar in recorded.files], [tar.size for tar in recorded.files]
+        names = set(self.names)
+        found: dict[str, tuple[int, int | str]] = made_for(
+            self.root,
+            partial(_on_disk, names=names),
+            lambda root: {name: (size, version) for name, size, version in root.listing() if name in names},
+        )
+        may_differ = not self.root.is_remote or self.root != before  # a copy has its own ETag, or time
+        others = 0
+        for name, size, version in recorded.files:
+            size_now, version_now = found.get(name, (None, ""))
+            others += version_now != version
+            if size_now != size or not (may_differ or version_now == version):
+                what = (
+                    "is missing, or a link"
+                    if size_now is None
+                    else "is not what was converted: its size or ETag differs"
+                )
+                raise DatasetError(
+                    f"{self.root / name} {what}. If the tars were moved, name their place with --tars ROOT "
+                    "(data.tars); if they were changed, convert them again"
+                )
+        self.versions = [str(found[name][1]) for name in self.names]
+        if others:
+            _log.warning("%d tars in %s have another time or ETag, but their size; pictures are verified when read",
+                         others, self.root)  # fmt: skip
+
+    def path(self, number: int) -> Path:
+        """Return the path of a tar below a local root."""
+        return Path(str(self.root), self.names[number])
+
+
+def _on_disk(root: LocalPath, names: Collection[str]) -> dict[str, tuple[int, int | str]]:
+    """Return size and time of change of the regular files that exist; no link is followed below the root."""
+    found = dict[str, tuple[int, int | str]]()
+    for folder in {os.path.dirname(name) for name in names}:
+        if (root / folder).resolve() != root.resolve() / folder:
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root / folder) as entries:
+            for entry in entries:
+                name = os.path.join(folder, entry.name)
+                if name in names and entry.is_file(follow_symlinks=False):
+                    status = entry.stat(follow_symlinks=False)
+                    found[name] = status.st_size, status.st_mtime_ns
+    return found

@@ -69,7 +69,9 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
         size = vocab_size_of(tokenizer)
         raise DatasetError(f"{path} has token ids up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
-    pad_id = _pad_id_of(tokenizer)
+    pad_id = tokenizer.padding["pad_id"] if tokenizer.padding else None
+    if pad_id is None or tokenizer.id_to_token(pad_id) is None:
+        pad_id = next((i for name in PAD_NAMES if (i := tokenizer.token_to_id(name)) is not None), 0)
     tokenizer.enable_padding(length=context_length, pad_id=pad_id, pad_token=tokenizer.id_to_token(pad_id) or PAD)
     try:
         end_id_of(tokenizer)
@@ -162,13 +164,6 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise DatasetError(
             f"{path} is not a tokenizer: {error}. Pass a tokenizer.json written by Hugging Face's `tokenizers`"
         ) from error
-
-
-def _pad_id_of(tokenizer: Tokenizer) -> int:
-    named = tokenizer.padding["pad_id"] if tokenizer.padding else None
-    if named is not None and tokenizer.id_to_token(named) is not None:
-        return int(named)
-    return next((i for name in PAD_NAMES if (i := tokenizer.token_to_id(name)) is not None), 0)
 
 
 def _real_ids(tokenizer: Tokenizer, text: str) -> list[int]:

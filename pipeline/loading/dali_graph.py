@@ -27,9 +27,13 @@ def views_of_jpegs(recipe: Recipe, sides: Mapping[int, int], on_gpu: bool, hardw
     start = fn.external_source(name="jpeg_start", dtype=types.INT64, ndim=1)
     jpeg = fn.slice(jpegs, start, fn.external_source(name="jpeg_bytes", dtype=types.INT64, ndim=1), axes=[0])
     stored_sides = fn.external_source(name="sides", dtype=types.FLOAT, ndim=1)
+    # Fail here for a header with other sides, by reshaping to more bytes than there are. It would crash the process: in
+    # the decoder's next run if it cannot be read, in the resize if the crop lies outside the picture that it describes.
+    found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
+    off_by = fn.reductions.sum(dali.math.abs(found[:2] - stored_sides), keep_dims=True)
     # Decode as FFCV does: orientation as stored, chroma interpolated, fast inverse DCT.
     picture = fn.decoders.image(
-        _with_header_of(jpeg, stored_sides),
+        fn.reshape(jpeg, rel_shape=1.0 + off_by),
         device="mixed" if on_gpu else "cpu",
         adjust_orientation=False,
         jpeg_fancy_upsampling=True,
@@ -37,17 +41,6 @@ def views_of_jpegs(recipe: Recipe, sides: Mapping[int, int], on_gpu: bool, hardw
         hw_decoder_load=hardware_load,
     )
     return tuple([_view(picture, view, recipe, side, on_gpu) for view, side in sides.items()])
-
-
-def _with_header_of(jpeg: Any, sides: Any) -> Any:
-    """Return the same bytes if their header has these sides; otherwise fail.
-
-    Without this check a damaged header crashes the process: in the decoder's next run if the header cannot be read, and
-    in the resize if the crop lies outside the picture that it describes.
-    """
-    found = fn.peek_image_shape(jpeg, dtype=types.FLOAT, adjust_orientation=False)
-    off_by = fn.reductions.sum(dali.math.abs(found[:2] - sides), keep_dims=True)
-    return fn.reshape(jpeg, rel_shape=1.0 + off_by)  # reshaping fails if it needs more bytes than there are
 
 
 def _view(picture: Any, view: int, recipe: Recipe, side: int, on_gpu: bool) -> Any:
@@ -104,7 +97,10 @@ def inputs_of_view(recipe: Recipe, drawn: ViewParameters, side: int) -> dict[str
         "flip": drawn.flip.astype(np.int32),
     }
     if recipe.has_affine:
-        inputs["affine"] = _affine_in_pixels(drawn.affine, drawn.flip, side)
+        mirrored = drawn.affine * np.array([[1, -1, -1], [-1, 1, 1]], np.float32)
+        maps = np.where(drawn.flip[:, np.newaxis, np.newaxis], mirrored, drawn.affine)
+        maps[:, :, 2] = side * (maps[:, :, 2] + 0.5 - maps[:, :, :2].sum(2) / 2)  # DALI counts from the corner
+        inputs["affine"] = maps
     if recipe.has_colour:
         inputs |= {"colour": drawn.colour, "colour_mean": drawn.colour_mean}
     if recipe.has_blur:
@@ -117,14 +113,6 @@ def inputs_of_view(recipe: Recipe, drawn: ViewParameters, side: int) -> dict[str
         noise[drawn.flip] = noise[drawn.flip, :, ::-1]
         inputs["noise"] = noise
     return inputs
-
-
-def _affine_in_pixels(affine: NDArray[np.float32], flip: NDArray[np.bool_], side: int) -> NDArray[np.float32]:
-    """Return the same maps, float32 [b, 2, 3], for pixels counted from the corner, as DALI does."""
-    mirrored = affine * np.array([[1, -1, -1], [-1, 1, 1]], np.float32)
-    maps = np.where(flip[:, np.newaxis, np.newaxis], mirrored, affine)
-    maps[:, :, 2] = side * (maps[:, :, 2] + 0.5 - maps[:, :, :2].sum(2) / 2)
-    return maps
 
 
 @kernel()

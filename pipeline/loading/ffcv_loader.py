@@ -64,6 +64,20 @@ class _Pixels(NamedTuple):
     """[local views, b, 3, local_size, local_size]."""
 
 
+class _Wanted(NamedTuple):
+    """A batch's views as compiled code makes them."""
+
+    views: Pixels
+    local: Pixels
+    """As in _Pixels."""
+    drawn: ViewParameters
+    """Arrays [views and local views, b, …]."""
+    warps: bool
+    recolours: bool
+    gain: NDArray[np.float32]
+    offset: NDArray[np.float32]
+
+
 class ViewMaker(Closing):
     """Makes the views of any samples. Batches may be kept: memory is reused only once all references are gone.
 
@@ -114,25 +128,22 @@ class ViewMaker(Closing):
 
     def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[_Pixels, Reading]:
         recipe, seed = self._recipe, self._seed
-        pixels = self._pixels_of(len(ids))
+        views, local = ((number, len(ids), *shape) for number, *shape in self._shapes)
+        memory = self._lend(prod(views) + prod(local))
+        pixels = _Pixels(memory[: prod(views)].view(views), memory[prod(views) :].view(local))
         located = self._reader.locate(ids, epoch)
         heights, widths = located.height, located.width
-        views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
-        drawn = ViewParameters(*map(np.stack, zip(*views, strict=True)))
+        of_views = [view_parameters(recipe, seed, epoch, ids, heights, widths, view) for view in self._sides]
+        drawn = ViewParameters(*map(np.stack, zip(*of_views, strict=True)))
         gain, offset = self._gain, self._offset
         if pixels.views.dtype == torch.uint8:  # to the nearest level
             gain, offset = np.ones_like(gain), np.full_like(offset, 0.5)
         out = (pixels.views.numpy(), pixels.local.numpy())
-        made = (drawn, *out, recipe.has_affine, recipe.has_colour, gain, offset)
+        wanted = _Wanted(*out, drawn, recipe.has_affine, recipe.has_colour, gain, offset)
         if self._augment is None:
-            return pixels, self._reader.start(ids, located, _make_rows, *made)
+            return pixels, self._reader.start(ids, located, _make_rows, wanted)
         keyed = (self._augment, np.uint64(seed), np.uint64(epoch), ids, np.array([*self._sides], np.uint64))
-        return pixels, self._reader.start(ids, located, _make_augmented_rows, *made, *keyed)
-
-    def _pixels_of(self, rows: int) -> _Pixels:
-        views, local = ((number, rows, *shape) for number, *shape in self._shapes)
-        memory = self._lend(prod(views) + prod(local))
-        return _Pixels(memory[: prod(views)].view(views), memory[prod(views) :].view(local))
+        return pixels, self._reader.start(ids, located, _make_augmented_rows, wanted, *keyed)
 
     def _lend(self, values: int) -> Tensor:
         return torch.from_numpy(self._memory.lend((values,)))
@@ -231,24 +242,12 @@ def _cancel_parts(started: Future[tuple[_Pixels, Reading]]) -> None:
             part.cancel()
 
 
-def _make_augmented_rows(
-    located: Located,
-    low: int,
-    high: int,
-    drawn: ViewParameters,
-    views: NDArray[np.float32],
-    local: NDArray[np.float32],
-    warps: bool,
-    recolours: bool,
-    gain: NDArray[np.float32],
-    offset: NDArray[np.float32],
-    *keyed: Any,
-) -> tuple[int, int]:
+def _make_augmented_rows(located: Located, low: int, high: int, wanted: _Wanted, *keyed: Any) -> tuple[int, int]:
     """As `_make_rows`, with a user's augmentation before the normalisation."""
-    as_they_are = np.ones_like(gain), np.zeros_like(offset)
-    row, fault = _make_rows(located, low, high, drawn, views, local, warps, recolours, *as_they_are)
+    as_they_are = wanted._replace(gain=np.ones_like(wanted.gain), offset=np.zeros_like(wanted.offset))
+    row, fault = _make_rows(located, low, high, as_they_are)
     if fault == SOUND:
-        _augment_rows(low, high, views, local, gain, offset, *keyed)
+        _augment_rows(low, high, wanted, *keyed)
     return row, fault
 
 
@@ -256,10 +255,7 @@ def _make_augmented_rows(
 def _augment_rows(
     low: int,
     high: int,
-    views: NDArray[np.float32],
-    local: NDArray[np.float32],
-    gain: NDArray[np.float32],
-    offset: NDArray[np.float32],
+    wanted: _Wanted,
     augment: Augmentation,
     seed: np.uint64,
     epoch: np.uint64,
@@ -268,72 +264,56 @@ def _augment_rows(
 ) -> None:
     for place in range(len(numbers)):
         for row in range(low, high):
-            view = _view_at(views, local, place, row)
+            view = _view_at(wanted, place, row)
             augment(view, view_key(seed, epoch, np.uint64(ids[row]), numbers[place]))
-            store(view, view, gain, offset)
+            store(view, view, wanted.gain, wanted.offset)
 
 
 @kernel()
-def _view_at(views: Pixels, local: Pixels, place: int, row: int) -> Any:
+def _view_at(wanted: _Wanted, place: int, row: int) -> Any:
     """Return a row's view at this place, global views first: [3, side, side]."""
-    view = views[place, row] if place < len(views) else local[place - len(views), row]
+    views = wanted.views
+    view = views[place, row] if place < len(views) else wanted.local[place - len(views), row]
     return view
 
 
 @kernel()
-def _make_rows(
-    located: Located,
-    low: int,
-    high: int,
-    drawn: ViewParameters,
-    views: Pixels,
-    local: Pixels,
-    warps: bool,
-    recolours: bool,
-    gain: NDArray[np.float32],
-    offset: NDArray[np.float32],
-) -> tuple[int, int]:
+def _make_rows(located: Located, low: int, high: int, wanted: _Wanted) -> tuple[int, int]:
     """Fill views[:, row], local[:, row] and the tokens for rows low … high - 1.
 
-    drawn: its arrays are [views and local views, b, …]. views, local: as in _Pixels.
     Returns the first damaged row and its fault, or (high, SOUND).
     """
+    views, local = wanted.views, wanted.local
     memory, jpeg = np.empty(0, np.uint8), np.empty(located.jpeg_bytes[low:high].max(), np.uint8)
     of_view, of_local = np.empty(views.shape[2:], np.float32), np.empty(local.shape[2:], np.float32)
     for row in range(low, high):
         fault = fetch(located, row, jpeg)
         if fault != SOUND:
             return row, fault
-        reduced = _reduction(drawn.box, row, views, local)
+        reduced = _reduction(wanted, row)
         height, width = -(-located.height[row] // reduced), -(-located.width[row] // reduced)
         if len(memory) < 3 * height * width:  # the JPEG's header confirms height and width
             memory = np.empty(3 * height * width, np.uint8)
         if not decode(jpeg[: located.jpeg_bytes[row]], located.height[row], located.width[row], memory, reduced):
             return row, UNDECODABLE
         picture = memory[: 3 * height * width].reshape(height, width, 3)
-        for place in range(len(drawn.box)):
+        for place in range(len(wanted.drawn.box)):
             view = of_view if place < len(views) else of_local
-            _make_view(view, picture, reduced, drawn, place, row, warps, recolours)
-            store(_view_at(views, local, place, row), view, gain, offset)
+            _make_view(view, picture, reduced, wanted, place, row)
+            store(_view_at(wanted, place, row), view, wanted.gain, wanted.offset)
     return high, SOUND
 
 
 @kernel()
 def _make_view(
-    view: NDArray[np.float32],
-    picture: NDArray[np.uint8],
-    reduced: int,
-    drawn: ViewParameters,
-    place: int,
-    row: int,
-    warps: bool,
-    recolours: bool,
+    view: NDArray[np.float32], picture: NDArray[np.uint8], reduced: int, wanted: _Wanted, place: int, row: int
 ) -> None:
+    drawn = wanted.drawn
     top, left, height, width = drawn.box[place, row] / reduced
     resample_into(view, picture, top, left, height, width, drawn.flip[place, row])
-    if warps:
+    if wanted.warps:
         affine(view, drawn.affine[place, row])
-    if recolours:
+    if wanted.recolours:
         recolour(view, drawn.colour[place, row], drawn.colour_mean[place, row])
     if drawn.blur[place, row] > 0:
         gaussian_blur(view, drawn.blur[place, row])
@@ -344,11 +324,11 @@ def _make_view(
 
 
 @kernel()
-def _reduction(boxes: NDArray[np.int64], row: int, views: Pixels, local: Pixels) -> int:
+def _reduction(wanted: _Wanted, row: int) -> int:
     """Return the decoder's reduction, 1, 2, 4 or 8: the largest that keeps every crop at least as large as its view."""
-    reduced = 8
+    reduced, boxes = 8, wanted.drawn.box
     for place in range(len(boxes)):
-        side = _view_at(views, local, place, row).shape[1]
+        side = _view_at(wanted, place, row).shape[1]
         while reduced > 1 and min(boxes[place, row, 2], boxes[place, row, 3]) < reduced * side:
             reduced //= 2
     return reduced

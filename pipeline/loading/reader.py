@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..dataset.files import Held
+from ..dataset.files import Hold
 from ..dataset.row_records import RECORD
 from ..dataset.shard import max_open_shards
 from ..dataset.stored_sample import NO_TOKEN, REASONS, SOUND, TOKENS_CHANGED, Located
@@ -27,7 +27,7 @@ class Reading(NamedTuple):
     sample_ids: NDArray[np.int64]
     located: Located
     parts: list[Future[tuple[int, int]]]
-    held: Held
+    held: Hold
 
 
 class Reader:

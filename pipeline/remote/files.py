@@ -14,23 +14,17 @@ from numpy.typing import NDArray
 from ...storage.bucket import Address
 from ...storage.files import user_cache, written_aside
 from ...storage.lock import own_folder
-from ..dataset.files import DatasetFiles, Held
+from ..dataset.files import DatasetFiles, Hold, TarFiles
 from ..dataset.index import SHARD_FOLDER, SHARD_SUFFIXES, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import Shard
 from ..dataset.stored_sample import Located
-from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
 from ..order.order import Order, Selected, Window
-from .blocks import Blocks
 from .plan import Ids
 from .read_ahead import ReadAhead
 from .samples import BLOCKS, CachedSamples
-from .schedule import Schedule
-
-_MAX_SCHEDULED = 1 << 17
-_MAX_OTHERS = 10_000
-"""Limit of foreign objects in a listing, or ten for each expected one if that is more, against an endless listing."""
+from .schedule import Blocks, Schedule
 
 
 def cache_root() -> Path:
@@ -60,7 +54,7 @@ class _Cached(DatasetFiles):
             (folder / BLOCKS).mkdir()
             return folder
 
-    def hold(self, ids: Ids) -> Held:
+    def hold(self, ids: Ids) -> Hold:
         return self.samples.hold(ids)
 
     def placed(self, located: Located, ids: Ids, tokens_of: Ids) -> Located:
@@ -76,7 +70,7 @@ class _Cached(DatasetFiles):
         windows: of this process, for all steps to come, counted over all epochs. Call before any sample is read.
         """
         blocks = Blocks.of(order)
-        schedule = Schedule(windows, min(len(blocks), _MAX_SCHEDULED), order.steps_per_epoch)
+        schedule = Schedule(windows, min(len(blocks), 1 << 17), order.steps_per_epoch)
         self.samples.follow(blocks, limit, schedule)
         self._ahead = ReadAhead(self.samples, schedule)
         try:
@@ -117,7 +111,7 @@ class RemoteFiles(_Cached):
         for name, size, _ in shards.listing():
             if name in names:
                 sizes[name] = size
-            elif (others := others + 1) > max(_MAX_OTHERS, 10 * len(names)):
+            elif (others := others + 1) > max(10_000, 10 * len(names)):  # else an endless listing
                 raise DatasetError(
                     f"{shards} holds more than {others - 1:,} objects that are no files of the dataset; delete them"
                 )

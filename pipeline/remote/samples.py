@@ -14,18 +14,16 @@ from numpy.typing import NDArray
 
 from ...storage.bucket import Address
 from ...storage.files import open_own
-from ..dataset.files import Held
+from ..dataset.files import Hold, TarFiles
 from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex
 from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import OpenFiles, Shard
 from ..dataset.stored_sample import Located
-from ..dataset.tar_files import TarFiles
 from ..errors import DatasetError
-from .blocks import Blocks
 from .fetching import Fetch, Fetcher, WaitClock, write
 from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, grouped, pages_of_rows, requests, runs
 from .room import Room
-from .schedule import Schedule
+from .schedule import Blocks, Schedule
 
 DEFAULT_BYTES = 1 << 30
 """Disk space for samples read without an order; samples in use at once may take more."""
@@ -34,7 +32,6 @@ BLOCKS = "blocks"
 """Folder of the cache."""
 _OFFSET_BITS = MAX_TAR_BYTES.bit_length()
 """Bits of an offset in an object. A position has the tar's number, or ~ the shard's, in the bits above."""
-_OFFSET = (1 << _OFFSET_BITS) - 1
 ABSENT, COMING = -2, -1
 _LAST = np.array([np.iinfo(np.int64).max])  # so that a search always ends at a key
 
@@ -124,7 +121,7 @@ class CachedSamples:
             raise RuntimeError("samples have been read already; announce the windows first")
         self.blocks, self.room = blocks, Room(self.lock, limit, self._drop, schedule)
 
-    def hold(self, ids: Ids) -> Held:
+    def hold(self, ids: Ids) -> Hold:
         """Fetch the samples, int64 [b] within the dataset, and keep them until the result is released.
 
         Raises DatasetError for a damaged record, CacheTooSmallError, OSError including ObjectStoreError.
@@ -132,7 +129,7 @@ class CachedSamples:
         ids = np.unique(ids)
         blocks = tuple(np.unique(self.blocks.of_ids(ids)).tolist())
         self.room.enter(blocks)
-        held = Held(partial(self.room.leave, blocks), partial(self.room.leave_later, blocks))
+        held = Hold(partial(self.room.leave, blocks), partial(self.room.leave_later, blocks))
         try:
             if self._are_missing(samples := self._in_blocks(ids)):
                 with self.clock.waiting():
@@ -327,7 +324,7 @@ class CachedSamples:
         for start, stop, first, last in requests(starts, stops, max_gap=gaps, max_bytes=REQUEST_BYTES):
             parts = slice(first, last)
             store = partial(self._write, files[parts], at[parts], starts[parts] - start, stops[parts] - start)
-            low = start & _OFFSET
+            low = start & ((1 << _OFFSET_BITS) - 1)
             jobs.append(Fetch(*self._object(start >> _OFFSET_BITS), low, low + stop - start, store))
         return jobs, ends
 

@@ -21,8 +21,6 @@ from .shards import in_runs, listings, shard_count
 
 NEVER = 1 << 63
 """A time after all others, in nanoseconds since 1970."""
-MAX_TRAINED_ON = 1_000_000
-"""Maximum samples for training a tokenizer: more change few merges and take minutes each."""
 RUN = 1_000
 """Neighbouring samples taken together from a larger source to train a tokenizer."""
 MAX_MARKS = 16_384
@@ -321,7 +319,7 @@ class Source:
 
     def training_captions(self, asked: Asked) -> Iterable[str]:
         """Yield captions to train a tokenizer: all, or those of evenly spaced runs, which are cheap to read."""
-        places = in_runs(len(_selected(self, asked.selection)), MAX_TRAINED_ON, RUN)
+        places = in_runs(len(_selected(self, asked.selection)), 1_000_000, RUN)  # more change few merges
         return self.captions(asked.selection[places] if isinstance(asked.selection, np.ndarray) else places)
 
     def works(self, facts: Facts, asked: Asked, shards: int, unchanged_since: int) -> Iterator[Any]:

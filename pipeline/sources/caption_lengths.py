@@ -1,15 +1,13 @@
-"""How long a source's captions are in tokens, and the vocabulary and context that suit them."""
+"""The lengths of a source's captions in tokens, and the vocabulary and context that suit them."""
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from ..dataset.tokenizer import load_tokenizer, model_context, train_tokenizer
 from ..errors import DatasetError
@@ -22,7 +20,6 @@ CONTEXTS = (*range(32, 73, 8), 77)
 MAX_SHARE_CUT = 0.01
 MAX_CHARACTERS = 2_000
 """Characters of a caption that are measured, far more than the longest context holds."""
-_WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def measure(
     captions = [caption[:MAX_CHARACTERS] for caption in captions]
     if not captions:
         return None
-    words = Counter(word for caption in captions for word in _WORD.findall(caption))
+    words = Counter(word for caption in captions for word in re.findall(r"\w+", caption))
     frequent = sum(count >= 3 for count in words.values())
     holding = [size for size in VOCABULARIES if size >= frequent] or [VOCABULARIES[-1]]
     tried, longest = [], None
@@ -72,7 +69,10 @@ def measure(
         longest = model_context(tokenizer.parent) if tokenizer else None
     for size in [vocab_size] if vocab_size else [holding[0]] if tokenizer or context_length else holding:
         own = load_tokenizer(tokenizer, context_length=CONTEXTS[-1]) if tokenizer else None
-        lengths = _lengths(own or train_tokenizer(captions, vocab_size=size), captions)
+        own = own or train_tokenizer(captions, vocab_size=size)
+        own.no_padding()
+        own.no_truncation()
+        lengths = np.array([len(encoding.ids) for encoding in own.encode_batch(captions)], np.int64)
         fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
         context = context_length or next(fits, CONTEXTS[-1])
         share_cut = float((lengths > context).mean())
@@ -84,10 +84,3 @@ def measure(
         if share_cut <= MAX_SHARE_CUT:
             return tried[-1]
     return tried[0]
-
-
-def _lengths(tokenizer: Tokenizer, captions: Sequence[str]) -> NDArray[np.int64]:
-    """Return the tokens of each caption, opening and closing tokens included: int64 [captions]."""
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return np.array([len(encoding.ids) for encoding in tokenizer.encode_batch(captions)], np.int64)

@@ -17,7 +17,7 @@ from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import NEVER, BadSample, ClassGroups, Read, Sample, Source, Work
-from .csv_rows import SCHEMA, Quoting, read_list
+from .csv_rows import SCHEMA, Quoting, read_list, taken
 from .listing import OBJECT, as_text, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
 
@@ -118,7 +118,7 @@ class CsvSource(Source):
         return str(index)
 
     def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
-        return Work(indices, unchanged_since, self._rows.take(indices).combine_chunks())
+        return Work(indices, unchanged_since, taken(self._rows, indices))
 
     def read(self, work: Work) -> Iterator[Read]:
         for index, row in zip(work.indices.tolist(), work.rows.to_pylist(), strict=True):
@@ -133,7 +133,7 @@ class CsvSource(Source):
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self.mode == "images":
             return
-        for caption in self._rows["caption"].take(indices).to_pylist():
+        for caption in taken(self._rows.select(["caption"]), indices)["caption"].to_pylist():
             try:
                 yield from self._captions(caption)
             except BadSampleError:

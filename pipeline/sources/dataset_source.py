@@ -15,9 +15,6 @@ from ..opening import Dataset
 from . import ClassGroups, Sample, Source
 from .listing import resolved_text, says_nothing_about_the_file
 
-ESTIMATED_FROM = 100
-"""Evenly spaced pictures from which the total size is estimated."""
-
 
 class DatasetSource(Source):
     """The samples of a dataset, whose indices are their ids. Raises SourceError if the directory is not a dataset.
@@ -78,7 +75,7 @@ class DatasetSource(Source):
 
     def stored_bytes(self) -> int | None:
         # From a few pictures: files are padded to pages of 2 MiB, and reading each size takes 64 bytes a sample.
-        ids = np.unique(np.linspace(0, self.dataset.n - 1, ESTIMATED_FROM).astype(np.int64))
+        ids = np.unique(np.linspace(0, self.dataset.n - 1, 100).astype(np.int64))
         try:
             return int(np.mean([len(self.dataset.jpeg(int(id))) for id in ids]) * self.dataset.n)
         except (DatasetError, OSError):

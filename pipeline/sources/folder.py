@@ -9,6 +9,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -137,8 +138,10 @@ class FolderSource(Source):
                 entered.add(here)
                 with os.scandir(os.path.join(root, below)) as entries:
                     for entry in entries:
-                        name = os.path.join(below, entry.name)
-                        if not _is_folder(entry):
+                        name, is_folder = os.path.join(below, entry.name), False
+                        with suppress(OSError):  # a link to itself
+                            is_folder = entry.is_dir()
+                        if not is_folder:
                             yield name
                         elif is_hidden(entry.name):
                             self.unused.add("hidden folders", as_text(name))
@@ -228,13 +231,6 @@ def _cure(base: bytes, suffix: bytes) -> str:
     if suffix in HEIC:
         return "pip install 'thermopile[heic]'"
     return "convert them to JPEG first" if suffix in _UNREAD else ""
-
-
-def _is_folder(entry: os.DirEntry[bytes]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
 
 
 def _text(root: Place, name: bytes, unchanged_since: int) -> bytes:

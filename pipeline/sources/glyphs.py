@@ -58,21 +58,17 @@ class GlyphSource(Source):
         by_rank = np.random.default_rng([seed, 0]).permutation(len(CHARACTERS))
         sizes = np.full(len(CHARACTERS), TEST_PER_CLASS) if test else class_sizes()
         drawn: NDArray[np.int64] = np.repeat(by_rank, sizes)
-        swapped, duplicated = self._altered(len(drawn))
+        if not sum(self._shares.values()) <= 1:  # also refuses NaN
+            raise SourceError("--swap and --duplicate alter different samples: their shares may add up to 1 at most")
+        swap, duplicate = (round(self._shares.get(name, 0.0) * len(drawn)) for name in ("swap", "duplicate"))
+        chosen = np.random.default_rng([seed, 6]).permutation(len(drawn))
+        swapped, duplicated = chosen[:swap], chosen[swap : swap + duplicate]
         self._caption_of = np.arange(len(drawn) + len(duplicated))
         """int64 [n]: index of the sample that gives each its caption."""
         self._caption_of[swapped] = swapped_between_classes(swapped, drawn[swapped], np.random.default_rng([seed, 8]))
         self._picture_of = np.append(np.arange(len(drawn)), duplicated)
         """int64 [n]: index of the sample that gives each its picture."""
         self._characters = drawn[self._picture_of]
-
-    def _altered(self, drawn: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the samples to swap, in random order, and those to duplicate; no sample is in both."""
-        if not sum(self._shares.values()) <= 1:  # also refuses NaN
-            raise SourceError("--swap and --duplicate alter different samples: their shares may add up to 1 at most")
-        swap, duplicate = (round(self._shares.get(name, 0.0) * drawn) for name in ("swap", "duplicate"))
-        chosen = np.random.default_rng([self.seed, 6]).permutation(drawn)[: swap + duplicate]
-        return chosen[:swap], chosen[swap:]
 
     def __len__(self) -> int:
         return len(self._characters)
@@ -97,7 +93,13 @@ class GlyphSource(Source):
         picture: Image.Image | bytes = (drawn := _draw(self._character(original), self._font_of(original), rng))
         altered = "swapped" if self._caption_of[index] != index else None
         if original != index:
-            picture = _magnified(drawn, np.random.default_rng([self.seed, 7, index]))
+            # The middle, enlarged by 2 to 5 % to the same size, at a quality of 50 to 80.
+            rng, encoded = np.random.default_rng([self.seed, 7, index]), io.BytesIO()
+            margin = (1 - 1 / rng.uniform(1.02, 1.05)) * IMAGE_SIZE / 2
+            box = (margin, margin, IMAGE_SIZE - margin, IMAGE_SIZE - margin)
+            larger = drawn.resize(drawn.size, Image.Resampling.BICUBIC, box)
+            larger.save(encoded, "JPEG", quality=int(rng.integers(50, 81)))
+            picture = encoded.getvalue()
             altered = f"duplicate of {self.key(original)}"
         group = unicodedata.name(self._character(index))
         return Sample(self.uri(index), self.key(index), picture, self._caption(index), group, altered=altered)
@@ -134,15 +136,6 @@ def _draw(character: str, font: str, rng: np.random.Generator) -> Image.Image:
     clean = ground + np.asarray(turned)[..., None] / 255 * (ink - ground)
     pixels = clean + rng.normal(0, 12, (IMAGE_SIZE, IMAGE_SIZE, 3))
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8), "RGB")
-
-
-def _magnified(picture: Image.Image, rng: np.random.Generator) -> bytes:
-    """Return a JPEG of the picture's middle, enlarged by 2 to 5 % to the same size, at a quality of 50 to 80."""
-    margin = (1 - 1 / rng.uniform(1.02, 1.05)) * IMAGE_SIZE / 2
-    box, encoded = (margin, margin, IMAGE_SIZE - margin, IMAGE_SIZE - margin), io.BytesIO()
-    larger = picture.resize(picture.size, Image.Resampling.BICUBIC, box)
-    larger.save(encoded, "JPEG", quality=int(rng.integers(50, 81)))
-    return encoded.getvalue()
 
 
 @cache

@@ -33,7 +33,6 @@ OBJECT = (b"s3://", b"gs://", b"az://")
 _SYSTEM = frozenset({b"@eaDir", b"__MACOSX", b"Thumbs.db", b"desktop.ini", b"$RECYCLE.BIN"})
 """Besides names that begin with a dot: what systems and tools leave in people's folders."""
 _PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
-_ESTIMATED_FROM = 1000
 _NETWORK_ERRORS = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH}
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 """EIO is the error of a network disk mounted as "soft" while its server is unreachable."""
@@ -234,7 +233,7 @@ def estimated_bytes(root: Place, name_of: Callable[[int], bytes], files: int) ->
     """
     if root.is_remote:
         return None
-    asked = np.unique(np.linspace(0, files - 1, min(files, _ESTIMATED_FROM)).astype(np.int64))
+    asked = np.unique(np.linspace(0, files - 1, min(files, 1000)).astype(np.int64))
     names = [name_of(index) for index in asked.tolist()]
     if any(name.startswith(OBJECT) for name in names):
         return None

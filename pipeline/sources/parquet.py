@@ -6,6 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ from ...storage.bucket import is_address
 from ...storage.place import AnyPlace, Place
 from ..errors import BadSampleError, SourceError
 from . import Account, ClassGroups, Sample, Source, marks_of
+from .hub import CACHED, HUB, fetched
 from .listing import (
     binary_arrays,
     caption_text,
@@ -44,7 +46,7 @@ _ROWS_AT_ONCE = 32
 class ParquetSource(Source):
     """Reads whole row groups, so rows are cheap only in sequence: see chunks().
 
-    files: parquet files, or folders of them.
+    files: parquet files, or folders of them, or addresses on Hugging Face's hub, from which they are fetched.
     image, caption, group: column names; in a list separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
     lists of text: several captions of a picture; of a column that is named alone, also bytes of UTF-8. Classes are text
@@ -62,7 +64,7 @@ class ParquetSource(Source):
         group: str | None = "label;cls",
     ) -> None:
         self.unused = Account()
-        self.files = tuple(files_in(files, ".parquet", self.unused))
+        self.files = tuple(files_in(chain.from_iterable(map(fetched, files)), ".parquet", self.unused))
         if not self.files:
             raise SourceError(f"there are no parquet files to read{self.unused}")
         self._file_names = names_below_common_folder(self.files)
@@ -170,7 +172,7 @@ class ParquetSource(Source):
     def describe(self) -> dict[str, Any]:
         return {
             "kind": "parquet",
-            "root": real_root(self.files),
+            "root": CACHED.sub(HUB + r"\1/\2@", real_root(self.files)),
             "files": len(self.files),
             **self._columns._asdict(),
             "listing": self._listing,

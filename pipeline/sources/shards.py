@@ -1,4 +1,4 @@
-"""How many shards a source gives, and which samples go into which shard, in which order."""
+"""The number of shards of a source, and the samples of each in their order."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -58,8 +58,12 @@ def listings(
     order = np.argsort(rng.permutation(len(chunks) - 1))
     order = order[np.diff(first)[order] > 0]
     ends = np.cumsum([0, *np.diff(first)[order]])  # in the permuted listing
-    window = min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
-    for start, end in pairwise(_at_ends_of_chunks(cuts, ends).tolist()):
+    # Each cut is moved to the nearest chunk boundary, unless that makes a shard empty or too large.
+    above = np.searchsorted(ends, cuts)
+    below = np.maximum(above - 1, 0)
+    moved = np.where(ends[above] - cuts < cuts - ends[below], ends[above], ends[below])
+    sizes, window = np.diff(moved), min(WINDOW_ROWS, WINDOW_BYTES // max(picture_bytes, 1))
+    for start, end in pairwise((moved if sizes.min() > 0 and sizes.max() <= MAX_SHARD_ROWS else cuts).tolist()):
         held, mixed = [], []
         begun, ended = int(np.searchsorted(ends, start, side="right")) - 1, int(np.searchsorted(ends, end))
         for place in range(begun, ended):
@@ -69,15 +73,6 @@ def listings(
                 mixed.append(rng.permutation(np.concatenate(held)))
                 held = []
         yield np.concatenate(mixed)
-
-
-def _at_ends_of_chunks(cuts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Move each cut to the nearest chunk boundary, unless that makes a shard empty or too large."""
-    above = np.searchsorted(ends, cuts)
-    below = np.maximum(above - 1, 0)
-    moved = np.where(ends[above] - cuts < cuts - ends[below], ends[above], ends[below])
-    sizes = np.diff(moved)
-    return moved if sizes.min() > 0 and sizes.max() <= MAX_SHARD_ROWS else cuts
 
 
 def in_runs(count: int, most: int, run: int = 100) -> NDArray[np.int64]:

@@ -131,23 +131,19 @@ class ForwardReader:
         """
         end = min(at + count, self._stop)
         while at < end and self._held_at + len(self._held) < end:
-            self._hold_one_more(at)
+            while self._coming and self._coming[0][0] + AHEAD_BYTES <= at:
+                self._coming.popleft()[1].cancel()
+            if not self._coming:
+                self._next = max(self._next, at)  # the piece is not read if a member that nobody wants fills it
+            while len(self._coming) < PIECES_AHEAD and self._next < self._stop:
+                length = min(AHEAD_BYTES, self._stop - self._next)
+                self._coming.append((self._next, self._threads.submit(self._file.read_piece, self._next, length)))
+                self._next += length
+            start, piece = self._coming.popleft()
+            del self._held[: at - self._held_at]
+            self._held_at = start - len(self._held)
+            self._held += piece.result()
         return bytes(memoryview(self._held)[at - self._held_at : end - self._held_at])
-
-    def _hold_one_more(self, at: int) -> None:
-        """Add the next piece to the bytes held, without those before `at`."""
-        while self._coming and self._coming[0][0] + AHEAD_BYTES <= at:
-            self._coming.popleft()[1].cancel()
-        if not self._coming:
-            self._next = max(self._next, at)  # the piece is not read if a member that nobody wants fills it
-        while len(self._coming) < PIECES_AHEAD and self._next < self._stop:
-            length = min(AHEAD_BYTES, self._stop - self._next)
-            self._coming.append((self._next, self._threads.submit(self._file.read_piece, self._next, length)))
-            self._next += length
-        start, piece = self._coming.popleft()
-        del self._held[: at - self._held_at]
-        self._held_at = start - len(self._held)
-        self._held += piece.result()
 
 
 class _Reader(io.RawIOBase):

@@ -40,11 +40,9 @@ from .listing import (
 )
 from .shards import MAX_SHARD_ROWS, WINDOW_BYTES, WINDOW_ROWS, in_runs, shard_count
 from .source_file import PIECES_AHEAD, ForwardReader, SourceFile, Version
-from .tar_members import BrokenTarError
-from .tar_samples import MAX_MEMBER_BYTES, SampleMember, TarPart, key_and_suffix, samples_of
+from .tar_members import MAX_MEMBER_BYTES, BrokenTarError, SampleMember, TarPart, key_and_suffix, samples_of
 
 T = TypeVar("T")
-PLACE_BITS = 32
 MIN_SAMPLE_BYTES = 1024
 """What a picture takes in a tar at least, with its header."""
 FEW_TARS = 64
@@ -53,9 +51,6 @@ a dataset is the same wherever it is converted."""
 SAMPLED_SHARE, SAMPLED_BYTES, SAMPLED_TAR_BYTES = 0.03, 64 << 20, 4 << 20
 """Before the conversion, this share of the bytes is read, or SAMPLED_BYTES if that is more, from the beginnings of
 tars, at least SAMPLED_TAR_BYTES of each."""
-MAX_SAMPLED = 1_000_000
-"""Samples read beforehand at most: more captions change few merges of a tokenizer."""
-SECONDS_BETWEEN_LINES = 30.0
 _CURES = {
     b"txt": "--caption txt",
     b"caption": "--caption caption",
@@ -304,7 +299,7 @@ class WebDatasetSource(Source):
             found = Sampled([])
             for here in self._side_by_side(lambda tar: self._beginning(tar, each), chosen, "reading a sample of", tell):
                 found.add(here)
-                if found.samples >= MAX_SAMPLED:
+                if found.samples >= 1_000_000:  # more captions change few merges of a tokenizer
                     break
             if not found.samples:
                 why = found.damage or f"{self.tars[chosen[0]]}: it is empty, or no member has a suffix"
@@ -385,7 +380,7 @@ class WebDatasetSource(Source):
         told = time.monotonic()
         with ThreadPoolExecutor(SIDE_BY_SIDE) as threads:
             for first in range(0, len(tars), SIDE_BY_SIDE):
-                if time.monotonic() > told + SECONDS_BETWEEN_LINES:
+                if time.monotonic() > told + 30.0:
                     tell(f"{what} tars: {first:,} of {len(tars):,}")
                     told = time.monotonic()
                 yield from threads.map(read, tars[first : first + SIDE_BY_SIDE])
@@ -425,7 +420,7 @@ class WebDatasetSource(Source):
         for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
-            index = (before + piece.tar << PLACE_BITS) + place
+            index = (before + piece.tar << 32) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
             unused = self._beside(found) if is_wanted and isinstance(found, dict) else ()

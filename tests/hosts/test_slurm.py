@@ -14,7 +14,7 @@ from support.slurm import DOCS, needs_slurm, replaced, scripts, slurm, wait_unti
 
 pytestmark = [pytest.mark.timeout(1200), needs_slurm]
 
-SRUN, TORCHRUN = scripts("long_runs.md", "Slurm")
+SRUN, TORCHRUN = scripts("several_gpus.md", "Slurm")
 FEWER = {"--ntasks-per-node=8": "--ntasks-per-node=2", "--cpus-per-task=12": "--cpus-per-task=2"}
 
 
@@ -119,8 +119,8 @@ PARTS = {
 def test_an_array_of_parts_one_of_which_fails_at_first_makes_the_dataset_of_one_command(
     cluster, tars, whole_set, tmp_path
 ):
-    array, chain, _ = scripts("data.md", "Conversion on several machines")
-    (again,) = re.findall(r"`(parts=.*?)`", (DOCS / "data.md").read_text("utf-8"))
+    array, chain, _ = scripts("convert_large.md", "Conversion on several machines")
+    (again,) = re.findall(r"`(parts=.*?)`", (DOCS / "convert_large.md").read_text("utf-8"))
     ours = {"/data/cc12m-set": tmp_path / "set", "/data/cc12m": tars}
     cluster.write("convert.sbatch", replaced(array, ours | PARTS))
     parts, finish = replaced(chain, ours).strip().split("\n")
@@ -143,7 +143,7 @@ assert Dataset(Address(*address)).index.fingerprint == Dataset(path).index.finge
 def test_parts_and_training_as_one_chain_of_jobs_in_a_bucket(
     cluster, hosts, bucket, tars, settings, whole_set, tmp_path
 ):
-    array, chain, _ = scripts("loading.md", "Which form suits me")
+    array, chain, _ = scripts("convert_large.md", "Two examples")
     ours = {"s3://bucket/cc12m-set": "s3://bucket/set", "s3://bucket/cc12m": tars}
     cluster.write("settings.toml", "\n".join(settings))
     cluster.write("convert.sbatch", replaced(array, ours | PARTS))

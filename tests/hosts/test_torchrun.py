@@ -28,7 +28,7 @@ main()
 
 @pytest.fixture
 def torchrun(command):
-    """Return a function that starts torchrun on each host, as docs/long_runs.md does.
+    """Return a function that starts torchrun on each host, as docs/several_gpus.md does.
 
     first: holds the rendezvous of two hosts, with one rank each; None: a host alone has `each` ranks.
     """

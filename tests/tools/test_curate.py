@@ -232,6 +232,56 @@ def test_listed_samples_are_dropped_first(curate, tmp_path):
     assert not {3, 7, 40} & set(kept["sample_id"].to_pylist())
 
 
+@pytest.fixture
+def tagged(hostile_dataset, tmp_path):
+    """Write a samples.json as FiftyOne 1.22 exports one, and return the option with it."""
+
+    def write(tags, of=None):
+        samples = [{"filepath": "/x/data/1.jpg", "tags": words, "_media_type": "image", "sample_id": id,
+                    "dataset_fingerprint": of or hostile_dataset.index.fingerprint,
+                    "_id": {"$oid": "6b0be530791d92582f482185"}} for id, words in tags.items()]  # fmt: skip
+        (tmp_path / "samples.json").write_text(json.dumps({"samples": samples}))
+        return "--tags", tmp_path / "samples.json"
+
+    return write
+
+
+def test_tags_of_fiftyone_drop_samples_and_keep_others_whatever_the_rules_say(curate, tagged, tmp_path):
+    pq.write_table(pa.table({"sample_id": [40, 50]}), tmp_path / "listed.parquet")
+    tags = tagged({9: ["drop", "seen"], 7: ["keep"], 40: ["keep", "drop"], 11: ["seen"]})
+    _, kept, dropped = curate.done("--drop-misfits", 3, *tags, "--drop", tmp_path / "listed.parquet")
+    assert dropped == {9: reason("listed"), 50: reason("listed"), 3: reason("misfit", rank=1)}
+    assert {7, 40, 11} <= set(kept["sample_id"].to_pylist())
+
+
+@pytest.mark.usefixtures("duplicates")
+def test_samples_tagged_to_be_kept_stay_beside_those_that_thinning_and_a_cap_leave(curate, tagged):
+    _, _, dropped = curate.done("--thin", 1, *tagged({20: ["keep"]}))
+    assert sorted(dropped) == [21, 30, 50]
+    _, plain, _ = curate.done("--cap", 6, "--overwrite")
+    first = next(id for id in range(66) if id not in plain["sample_id"].to_pylist())
+    _, kept, _ = curate.done("--cap", 6, *tagged({first: ["keep"]}), "--overwrite")
+    assert set(kept["sample_id"].to_pylist()) >= {first}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"samples": [{"sample_id": 1}]}', "KeyError('tags')"),
+        ('{"samples": 7}', "export a FiftyOneDataset (TypeError"),
+        ("[]", "is no samples.json; export a FiftyOneDataset"),
+        ('{"samples": [{"sample_id": 66, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample 66 of"),
+        ('{"samples": [{"sample_id": -1, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample -1 of"),
+        ('{"samples": [{"sample_id": 1, "tags": [], "dataset_fingerprint": "f"}]}', "of another dataset than"),
+        ('{"samples": [{"sample_id": "1", "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample '1' of"),
+    ],
+)
+def test_tags_that_are_not_of_the_dataset_are_refused_in_one_line(curate, hostile_dataset, tmp_path, text, said):
+    (tmp_path / "tags.json").write_text(text.replace("FINGERPRINT", hostile_dataset.index.fingerprint))
+    assert_one_line(curate("--tags", tmp_path / "tags.json"), 2, "--tags", said)
+
+
 def test_the_counts_are_printed_or_json(curate, tmp_path):
     words = "--drop-misfits", 2
     result, kept, _ = curate.done(*words)
@@ -250,7 +300,7 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
 @pytest.mark.parametrize(
     ("words", "exit_code", "said"),
     [
-        ((), 2, "no rule; give --drop, --drop-misfits, --precision, --thin, --cap or --tau-power"),
+        ((), 2, "no rule; give --tags, --drop, --drop-misfits, --precision, --thin, --cap, --tau-power"),
         (("--by", "group", "--thin", 1), 2, "--by has no effect without --cap"),
         (("--tau-power", "nan"), 2, "nan is not a number"),
         (("--cap", 2, "--by", "colour"), 2, "samples cannot be grouped by 'colour'"),

@@ -1,12 +1,18 @@
 """Code of a user's own, from conversion to evaluation; and where it may run."""
 
+import importlib.metadata
 import json
+import site
 import sys
 
 import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.tools.inspection.features import embedding_map
+from thermopile.trainer.config import load_config
+from thermopile.trainer.encoders import create_encoder
+from thermopile.trainer.encoders.own_backbone import OwnBackbone
+from thermopile.trainer.objectives import OBJECTIVES, objective_class
 from thermopile.trainer.plugins import CODE
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -56,6 +62,56 @@ def test_a_source_of_ones_own_is_converted_with_its_options(dataset):
         ("nowhere:X", "with the module's directory in PYTHON"),
     ):
         assert said in cli("convert", name, "x", dataset.path.with_name("other")).stderr
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A folder of packages, installed for this user, where one says which parts it has."""
+    info = tmp_path / "packages" / "parts-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: parts\nVersion: 1.0\n")
+    parts = {"objectives": ("weighted", "isogclr"), "encoders": ("tower", "conv"), "sources": ("pngs", "folder")}
+    of = {"objectives": "Weighted", "encoders": "Tower", "sources": "Pictures"}
+    lines = (f"[thermopile.{kind}]\n" + "".join(f"{name} = support.own_code:{of[kind]}\n" for name in names)
+             for kind, names in parts.items())  # fmt: skip
+    (info / "entry_points.txt").write_text("".join(lines))
+    monkeypatch.setattr(site, "USER_SITE", str(tmp_path / "packages"))
+    return tmp_path / "packages"
+
+
+@pytest.mark.usefixtures("packages")
+def test_parts_of_an_installed_package_are_known_by_name_and_need_no_permission(picture_folder, tmp_path):
+    done = succeed("convert", "pngs", picture_folder, tmp_path / "data", "--option", "suffix=png", "--workers", "1")
+    assert "imports the source = support.own_code:Pictures from " in done.stderr
+    named = ("model.image.name=tower", "model.image.config.width=6", "objective.name=weighted", "objective.tau=0.3",
+             "batch_size=64", "steps=1", "data.image_size=16", "model.dim=8")  # fmt: skip
+    succeed("train", "--data", tmp_path / "data", "--out", tmp_path / "run", *sets(*named))
+    config = RunDirectory(tmp_path / "run").config()
+    assert (config.model.image.name, config.objective.name) == ("tower", "weighted")
+    assert config.objective.settings["memory"] == 0.9
+    test = ("--train", tmp_path / "data", "--test", tmp_path / "data")
+    succeed("eval", tmp_path / "run", *test)
+    again = sets("objective.name=weighted", "model.image.name=none", "batch_size=64", "data.image_size=16")
+    refused = cli("train", "--data", tmp_path / "data", "--out", tmp_path / "other", *again)
+    assert_one_line(refused, 2, "model.image.name = 'none': unknown encoder")
+
+
+@pytest.mark.usefixtures("packages")
+def test_no_package_takes_the_place_of_a_part_that_is_built_in():
+    assert objective_class("isogclr") is OBJECTIVES["isogclr"]
+    model = load_config({"model": {"image": {"name": "conv"}}}).model
+    assert not isinstance(create_encoder("image", model, 16).backbone, OwnBackbone)
+    assert "a folder of pictures" in cli("convert", "folder", "--help").stdout
+
+
+def test_a_folder_that_claims_to_be_a_package_in_the_working_directory_is_none(packages, tmp_path, monkeypatch):
+    monkeypatch.setattr(site, "USER_SITE", str(tmp_path / "elsewhere"))
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(packages)
+    assert "parts" in {each.name for each in importlib.metadata.distributions()}, "Python finds it, and we must not"
+    with pytest.raises(ValueError, match="objective 'weighted' is unknown"):
+        objective_class("weighted")
+    assert_one_line(cli("convert", "pngs", "x", "y"), 2, "No such command 'pngs'")
 
 
 def test_it_is_recorded_trained_inspected_evaluated_and_exported(trained, dataset, tmp_path):

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -13,7 +15,9 @@ from transformers import AutoImageProcessor, AutoModel, AutoTokenizer
 
 from thermopile._version import __version__
 from thermopile.pipeline.batch import Batch
+from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.views.recipes import RECIPES
+from thermopile.storage.sealed_json import seal_document, seal_line
 from thermopile.trainer import export as export_module
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config
@@ -41,12 +45,12 @@ TEXT = {
 PICTURES = torch.linspace(-2, 2, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
 
 
-def make_run(path, dataset, image, text=None, name=None, **model):
+def make_run(path, dataset, image, text=None, name=None, evaluation=None, **model):
     """A run with one checkpoint, step-7, of random weights, and those encoders."""
     sides = {"image": {"name": name} if name else IMAGE[image]} | ({"text": TEXT[text]} if text else {})
     config = resolve(load_config({
         "batch_size": 64, "data": {"path": str(dataset.path), "image_size": 32}, "model": {"dim": 6} | sides | model,
-        "objective": {"mode": "bimodal" if text else "unimodal"},
+        "objective": {"mode": "bimodal" if text else "unimodal"}, "evaluation": evaluation or {},
     }), dataset)[0]  # fmt: skip
     run = RunDirectory(path)
     run.create(config)
@@ -220,6 +224,56 @@ def test_where_a_local_model_lies_is_not_told(images_dataset, tmp_path):
     for path in (tmp_path / "out").rglob("*.*"):
         assert b"secret" not in path.read_bytes(), path
     assert '| encoder | "hf:image" |' in (tmp_path / "out" / "image" / "README.md").read_text("utf-8")
+
+
+def card_of(folder):
+    return ModelCard.load(folder / "README.md")
+
+
+def test_a_card_says_to_a_hub_what_loads_each_encoder_and_for_which_task(pairs_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", pairs_dataset, "resnet", "distilbert")
+    export_encoders(run, tmp_path / "out", "hf")
+    for side, task in (("image", "image-feature-extraction"), ("text", "feature-extraction")):
+        card = card_of(tmp_path / "out" / side)
+        assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", task)
+        assert card.data.tags == ["thermopile", "contrastive-learning", "isogclr"]
+        assert (card.data.base_model, card.data.datasets, card.data.eval_results) == (None, None, None)
+        assert "trained contrastively to step 7." in card.text
+        assert "add its `license` above" in card.text
+
+
+def test_a_card_has_the_scores_of_its_step_and_of_its_weights(images_dataset, tmp_path):
+    scored = {"every_steps": 1, "test": "/private/flowers-test"}
+    run, _ = make_run(tmp_path / "run", images_dataset, "resnet", evaluation=scored, momentum=0.9)
+    lines = ({"step": 6, "evaluation": {"knn": {"10": {"all": 0.1}}}},
+             {"step": 7, "evaluation": {"knn": {"10": {"all": 0.5, "head": 0.9}}, "probe": {"sgd": {"all": 0.25}}}},
+             {"step": 8, "evaluation": {"knn": {"10": {"all": 0.2}}}})  # fmt: skip
+    run.metrics_file.write_bytes(b"".join(seal_line(line) + b"\n" for line in lines))
+    export_encoders(run, tmp_path / "out", "hf", at="step-7")
+    found = card_of(tmp_path / "out/image").data
+    scores = [(each.dataset_name, each.metric_name, each.metric_value) for each in found.eval_results]
+    assert scores == [("flowers-test", "knn/10/all", 0.5), ("flowers-test", "probe/sgd/all", 0.25)]
+    assert found.model_name == "run"
+    assert "private" not in (tmp_path / "out/image/README.md").read_text("utf-8")
+    assert card_of(tmp_path / "out/momentum").data.eval_results is None
+    run.metrics_file.write_bytes(seal_line(lines[1] | {"weights": "averaged"}) + b"\n")
+    export_encoders(run, tmp_path / "raw", "hf", at="step-7")
+    assert card_of(tmp_path / "raw/image").data.eval_results is None
+
+
+@pytest.mark.parametrize(("root", "named"), [
+    ("hf://datasets/a/b@0123456789abcdef0123456789abcdef01234567/data", ["a/b"]),
+    ("hf://datasets/../b", None), ("hf://datasets/a/b: [x]", None), ("/home/me/pictures", None),
+])  # fmt: skip
+def test_a_card_names_the_hubs_data_set_and_no_folder(root, named, images_dataset, tmp_path):
+    shutil.copytree(images_dataset.path, tmp_path / "data")
+    text = json.loads((tmp_path / "data/dataset.json").read_text("utf-8"))
+    del text["sha256"]
+    text["source"]["root"] = root
+    (tmp_path / "data/dataset.json").write_bytes(seal_document(text))
+    run, _ = make_run(tmp_path / "run", Dataset(tmp_path / "data"), "resnet")
+    export_encoders(run, tmp_path / "out", "hf")
+    assert card_of(tmp_path / "out/image").data.datasets == named
 
 
 @pytest.mark.parametrize("format", ["hf", "safetensors"])

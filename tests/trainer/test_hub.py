@@ -1,101 +1,52 @@
 """`hf:org/name`: fetched from the hub where a user types it, kept at its revision, and never for a file's sake."""
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
+from huggingface_hub import ModelCard
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.encoders.hf_hub import hub_name
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, sets
+from support.hub import SHA, hub_of, run_with
 from support.runs import losses
 from support.whole_models import CONTEXT, save_whole
 
-REPO, SHA = "someone/tiny", "0123456789abcdef0123456789abcdef01234567"
+REPO = "someone/tiny"
 
 
 @pytest.fixture
 def hub(tmp_path):
-    """A hub with one model, and a pickle and code that nobody asks for. `asked` has the files that were."""
+    """A hub with one model, and a pickle and code that nobody asks for."""
     folder = tmp_path / "published"
     save_whole(folder, "clip")
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     (folder / "evil.py").write_text("raise SystemExit")
-    asked = []
-
-    class Hub(BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.answer(body=False)
-
-        def do_GET(self):
-            self.answer(body=True)
-
-        def answer(self, body):
-            path = self.path.partition("?")[0]
-            asked.append(path.rpartition("/")[2])
-            if path.startswith(f"/api/models/{REPO}/tree"):
-                files = [{"type": "file", "path": each.name, "size": each.stat().st_size, "oid": "0"}
-                         for each in folder.iterdir()]  # fmt: skip
-                data = json.dumps(files).encode()
-            elif path.startswith(f"/api/models/{REPO}"):
-                files = [{"rfilename": each.name} for each in folder.iterdir()]
-                data = json.dumps({"id": REPO, "sha": SHA, "siblings": files}).encode()
-            elif path.startswith(f"/{REPO}/resolve/{SHA}/"):
-                data = (folder / asked[-1]).read_bytes()
-            else:
-                self.send_error(404)
-                return
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-            self.send_header("X-Repo-Commit", SHA)
-            self.end_headers()
-            if body:
-                self.wfile.write(data)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    server.asked, server.cache = asked, tmp_path / "cache"
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
-def run(hub, *words, **environment):
-    """`thermopile WORDS` as a program with this hub, and a cache of its own."""
-    told = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HOME": str(hub.cache), "HF_HUB_OFFLINE": "0"}
-    line = [sys.executable, "-m", "thermopile", *map(str, words)]
-    return subprocess.run(line, env=os.environ | told | environment, capture_output=True, text=True)
+    with hub_of(folder, REPO, tmp_path / "cache") as server:
+        yield server
 
 
 @pytest.mark.wide
-def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_dataset, tmp_path):
+def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, images_dataset, tmp_path):
     settings = sets("data.image_size=16", "batch_size=64", "steps=2", "model.dim=8", f"model.image.name=hf:{REPO}")
-    line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", *settings)
-    assert "cannot be fetched" in run(hub, *line, HF_HUB_OFFLINE="1").stderr
-    done = run(hub, *line)
+    line = ("train", "--data", images_dataset.path, "--out", tmp_path / "run", *settings)
+    assert "cannot be fetched" in run_with(hub, *line, HF_HUB_OFFLINE="1").stderr
+    done = run_with(hub, *line)
     assert done.returncode == 0, done.stderr
     assert {"config.json", "model.safetensors"} <= {*hub.asked}
     assert not {"pytorch_model.bin", "evil.py"} & {*hub.asked}
     first = RunDirectory(tmp_path / "run")
     assert first.config().model.image.name == f"hf:{REPO}@{SHA}"
+    assert run_with(hub, "export", first.path, "--to", tmp_path / "out", "--format", "hf").returncode == 0
+    card = ModelCard.load(tmp_path / "out/image/README.md")
+    assert (card.data.base_model, card.data.library_name) == ([REPO], "transformers")
     hub.asked.clear()
-    assert "finished at step 2" in run(hub, *line, "--resume").stdout  # by the line that started it
-    again = ("train", "--data", pairs_dataset.path, "--config", tmp_path / "run" / "config.toml", "--out")
-    assert run(hub, *again, tmp_path / "again").returncode == 0  # from the cache
+    assert "finished at step 2" in run_with(hub, *line, "--resume").stdout  # by the line that started it
+    again = ("train", "--data", images_dataset.path, "--config", tmp_path / "run" / "config.toml", "--out")
+    assert run_with(hub, *again, tmp_path / "again").returncode == 0  # from the cache
     assert hub.asked == []
     assert losses(RunDirectory(tmp_path / "again")) == losses(first)
-    assert run(hub, *again, tmp_path / "none", HF_HOME=str(tmp_path / "empty")).returncode == 2
+    assert run_with(hub, *again, tmp_path / "none", HF_HOME=str(tmp_path / "empty")).returncode == 2
     assert hub.asked == []
 
 
@@ -103,7 +54,7 @@ def test_a_typed_name_is_fetched_once_and_the_run_keeps_its_revision(hub, pairs_
 def test_nothing_is_fetched_for_a_name_in_a_file(hub, pairs_dataset, tmp_path):
     (tmp_path / "sent.toml").write_text(f'[model.image]\nname = "hf:{REPO}"\n')
     line = ("train", "--data", pairs_dataset.path, "--out", tmp_path / "run", "--config", tmp_path / "sent.toml")
-    done = run(hub, *line, *sets("data.image_size=16", "model.image.config.pretrained=true"))
+    done = run_with(hub, *line, *sets("data.image_size=16", "model.image.config.pretrained=true"))
     assert done.returncode == 2
     assert f"hf:{REPO} is no directory here, nor in Hugging Face's cache; a new run fetches it" in done.stderr
     assert hub.asked == []
@@ -115,10 +66,12 @@ def test_an_architecture_alone_is_fetched_without_weights_and_only_for_a_side_th
 ):
     settings = ("data.image_size=16", "batch_size=64", "steps=1", f"model.image.name=hf:{REPO}",
                 "model.image.config.pretrained=false", "model.text.name=hf:another/model")  # fmt: skip
-    done = run(hub, "train", "--data", images_dataset.path, "--out", tmp_path / "run", *sets(*settings))
+    done = run_with(hub, "train", "--data", images_dataset.path, "--out", tmp_path / "run", *sets(*settings))
     assert done.returncode == 0, done.stderr
     assert "config.json" in hub.asked
     assert "model.safetensors" not in hub.asked
+    assert run_with(hub, "export", tmp_path / "run", "--to", tmp_path / "out", "--format", "hf").returncode == 0
+    assert ModelCard.load(tmp_path / "out/image/README.md").data.base_model is None
 
 
 @pytest.mark.wide
@@ -126,7 +79,7 @@ def test_a_conversion_fetches_the_tokenizer_of_a_model_that_is_typed(hub, pictur
     rows = [f"{path},a picture" for path in sorted(picture_folder.rglob("*.png"))[:20]]
     (tmp_path / "pairs.csv").write_text("\n".join(["filepath,title", *rows]))
     line = ("convert", "csv", tmp_path / "pairs.csv", tmp_path / "out", "--caption", "title", "--tokenizer")
-    done = run(hub, *line, f"hf:{REPO}")
+    done = run_with(hub, *line, f"hf:{REPO}")
     assert done.returncode == 0, done.stderr
     assert Dataset(tmp_path / "out").index.tokenizer.context_length == CONTEXT
     assert "model.safetensors" not in hub.asked

@@ -80,7 +80,7 @@ FAIL_BEHIND_A_SLOW_CHECKPOINT = (
 import time
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import checkpoint_writer
-make_step, save = Trainer.step, checkpoint_writer.save_checkpoint
+make_step, save = Trainer.step, checkpoint_writer.checkpoint_files.save_checkpoint
 def step(self, batch):
     if self.run.steps_done == 7:
         print("fails", flush=True)
@@ -89,7 +89,7 @@ def step(self, batch):
 def save_slowly(*arguments):
     time.sleep(12)
     save(*arguments)
-Trainer.step, checkpoint_writer.save_checkpoint = step, save_slowly
+Trainer.step, checkpoint_writer.checkpoint_files.save_checkpoint = step, save_slowly
 from thermopile.tools.cli import main
 main()
 """

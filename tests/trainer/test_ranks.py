@@ -249,8 +249,8 @@ from datetime import timedelta
 from thermopile.tools.cli import main
 from thermopile.trainer import world
 from thermopile.trainer.run import checkpoint_writer
-world.TIMEOUT, save = timedelta(seconds=20), checkpoint_writer.save_checkpoint
-checkpoint_writer.save_checkpoint = lambda *arguments: (time.sleep(30), save(*arguments))
+world.TIMEOUT, save = timedelta(seconds=20), checkpoint_writer.checkpoint_files.save_checkpoint
+checkpoint_writer.checkpoint_files.save_checkpoint = lambda *arguments: (time.sleep(30), save(*arguments))
 main()
 """
 

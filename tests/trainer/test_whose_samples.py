@@ -295,7 +295,7 @@ def test_a_key_that_an_append_repeats_is_that_of_the_file_s_stage_or_refused(sta
     found = selected_ids(tmp_path / "keys.parquet", grown)
     assert set(before.take(found, ["key"])["key"].to_pylist()) == {"0", "1"}
     pq.write_table(keys.set_column(1, FINGERPRINT, pa.array([grown.index.fingerprint] * 2)), tmp_path / "keys.parquet")
-    with pytest.raises(ConfigError, match=r"by key: '0' \(2 samples\), '1' \(2 samples\); .* or keep sample_id beside"):
+    with pytest.raises(ConfigError, match=r"by key: '0' \(2 samples\), '1' \(2 samples\); .* column sample_id too"):
         selected_ids(tmp_path / "keys.parquet", grown)
 
 

@@ -43,12 +43,6 @@ class Work:
         """Step of an epoch to start at, so that it ends with the round."""
         return self.order.steps_per_epoch - WARM_UP - self.batches
 
-    @property
-    def views_asked(self) -> dict[str, Any]:
-        """Options of either loader."""
-        recipe, device = RECIPES[self.recipe], self.device.type
-        return {"recipe": recipe, "image_size": self.image_size, "views": self.views, "ahead": AHEAD, "device": device}
-
 
 def work_of(dataset: Dataset, batch: int, recipe: str, views: int, image_size: int, device: torch.device) -> Work:
     """Return the work of a round over `dataset`; raises click.UsageError if the batch is too large for one."""
@@ -71,7 +65,8 @@ Contender = Callable[[Work], AbstractContextManager[Serve]]
 def _loader(module: str, name: str, work: Work, **options: Any) -> Iterator[Serve]:
     """Serve with a loader, on all cores. options: further ones of the loader."""
     make = getattr(import_module(f"...pipeline.loading.{module}", __package__), name)  # each takes a second to import
-    with make(work.dataset, work.order, **work.views_asked, **options) as loader:
+    options |= {"recipe": RECIPES[work.recipe], "image_size": work.image_size, "views": work.views, "ahead": AHEAD}
+    with make(work.dataset, work.order, device=work.device.type, **options) as loader:
         yield lambda number: loader.epoch(number, work.first_step)
 
 

@@ -41,7 +41,6 @@ def to_json(findings: Findings) -> dict[str, Any]:
 
 
 def _about(inspection: Inspection) -> dict[str, Any]:
-    """Return the run and the snapshot."""
     snapshot = inspection.reader and inspection.reader.snapshot
     return {
         "run": str(inspection.run.path.resolve()),

@@ -22,7 +22,7 @@ from .summary import first_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
 from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
-from .temperatures.misfits import WrongCaptions, misfit_sentences, misfits
+from .temperatures.misfits import Ids, WrongCaptions, misfit_sentences, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -31,14 +31,10 @@ T = TypeVar("T")
 
 TRIES = 5
 """A run that keeps few snapshots may delete the one being read."""
-SOME_AT_TOP = 0.05
-"""Share of the samples. None should be at the ceiling, which is only a safeguard."""
 MANY_AT_BOUND = 0.5
 """Share of the samples. Some samples at the floor are normal: rare ones."""
 NARROW = 1.1
 """Ratio of the 95 % quantile of tau to the 5 % one; below it the temperatures are practically equal."""
-FEW_VISITED = 0.5
-MANY_STUCK = 0.01
 MANY_COPIED = 0.01
 
 
@@ -54,6 +50,8 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
+    misfits: Hidden[Ids | None] = None
+    """Ids of the judged samples, int64 [m], the likeliest wrong caption first; None if no captions were planted."""
     wrong_captions: WrongCaptions | None = None
     first_sentences: Sequence[str] = ()
     """Associations of the lowest and highest temperatures, the strongest first."""
@@ -124,8 +122,8 @@ def look(
         of_features = by_features(inspection, found, folder or inspection.run.report, asked, rho, on_progress)
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
-        is_known = len(inspection.planted[0]) or RANDOM in inspection.columns
-        parts["wrong_captions"] = misfits(inspection, on_progress)[1] if is_known else None
+        if len(inspection.planted[0]) or RANDOM in inspection.columns:
+            parts["misfits"], parts["wrong_captions"] = misfits(inspection, on_progress)
         return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)
@@ -163,7 +161,7 @@ def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | Non
 
 
 def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
-    if 0 < survey.share_visited < FEW_VISITED:
+    if 0 < survey.share_visited < 0.5:
         yield (
             f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. All figures cover those; "
             "the others still hold their initial values."
@@ -175,7 +173,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
                 f"`thermopile state check {inspection.run.path}` lists them."
             )
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
-    if stuck >= MANY_STUCK:
+    if stuck >= 0.01:
         yield (
             f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
             "Limit them with objective.tau_step, 0.1 for example, or lower eta."
@@ -213,7 +211,7 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
             "never move as far from uniform as rho allows, so nothing raises tau. "
             "Lower rho or raise the batch size."
         )
-    if high >= SOME_AT_TOP:
+    if high >= 0.05:  # none should be at the ceiling, a safeguard
         yield (
             f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
             "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."

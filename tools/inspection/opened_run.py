@@ -32,6 +32,9 @@ def open_run(path: AnyPlace, data: Places | None = None) -> OpenedRun:
     data: new path of the run's dataset, if it was moved; of a mixture, a list of its parts' paths. Without a usable
     dataset the run still opens, and `notes` say why the dataset is missing.
     Raises RunError if `path` is not a run or its state is another run's, DatasetError if `data` is not its dataset.
+
+        >>> thermopile.open_run("runs/mine").temperatures().frame(columns=["caption", "text/tau"]).shape
+        (72, 2)
     """
     return OpenedRun(RunDirectory(place_of(path)), data)
 

@@ -106,7 +106,7 @@ def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: l
         if holes := reader.selection.about.holes:
             notes.append(f"Samples that the run leaves out (--without), also left out here: {holes:,}.")
     if not any(name.endswith("/tau") for name in reader.fields):
-        notes.append(f"Objective {objective.name} has no temperature per sample, so there is none to show.")
+        notes.append(f"Objective {objective.name} has no temperature per sample, so no temperatures are shown.")
     return reader
 
 

@@ -1,9 +1,9 @@
-"""Export all samples of a snapshot to one file: their rows of the samples table and of the state."""
+"""Export all samples of a snapshot: their rows of the samples table and of the state."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from ...pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
 from ...pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ...pipeline.opening import Dataset
-from ...state_store import StateReader
 from ...storage.files import written_aside
 from ...storage.place import place_of
-from ...trainer.errors import ConfigError
+from ...trainer.errors import ConfigError, RunError
 from ...trainer.run_directory import refuse_in_run
 from . import OnDone
+from .fiftyone_folder import SUFFIX, write_folder
 from .opening import Inspection, read_blocks
 from .temperatures.kinds import BY_FEATURES, KIND, KIND_NAMES, Codes, KindRules
 
@@ -32,14 +32,11 @@ if TYPE_CHECKING:
 
 SAMPLE_ID, KIND_FROM, MARGIN = "sample_id", "kind_from", "margin"
 TAU_SOLVED, OF_MISFITS = "tau_solved", ("misfit_rank", "expected_precision", "planted")
-_SNAPSHOT = {"snapshot": "id", "tag": "tag", "step": "step"}
-"""Key of the metadata, after `thermopile.` -> attribute of a snapshot."""
 LEVELS = ("state", "forward_pass", "features")
 """Values of kind_from."""
 
 
 def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return a writer for rows of the state, including sample_id."""
     # Float values rarely repeat: dictionary encoding would take most of the time and save no space.
     repeating = [field.name for field in schema if field.name != SAMPLE_ID and not pa.types.is_floating(field.type)]
     return pq.ParquetWriter(file, schema, use_dictionary=repeating, column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"})
@@ -48,14 +45,26 @@ def _parquet_writer(file: BinaryIO, schema: pa.Schema) -> pq.ParquetWriter:
 _WRITERS = {".parquet": _parquet_writer, ".csv": pyarrow.csv.CSVWriter}
 
 
-def check_target(to: Path, suffixes: Collection[str] = tuple(_WRITERS), *, overwrite: bool) -> None:
+def _write(to: Path, tables: Iterator[pa.Table], dataset: Dataset | None) -> None:
+    """Write tables in the format of the suffix of `to`, which they replace once it is complete."""
+    if to.suffix == SUFFIX:
+        if dataset is None:
+            raise RunError(f"{to} needs the pictures of the run's dataset; say with --data where it is now")
+        return write_folder(to, tables, dataset)
+    first = next(tables)
+    with written_aside(to) as file, _WRITERS[to.suffix](file, first.schema) as writer:
+        for table in chain([first], tables):
+            writer.write_table(table)
+
+
+def check_target(to: Path, suffixes: Collection[str] = (*_WRITERS, SUFFIX), *, overwrite: bool) -> None:
     """Raise ConfigError if `to` is unusable: another suffix than these, no folder, a run's own, existing file."""
     if to.suffix not in suffixes:
         raise ConfigError(f"{to} does not end in {' or '.join(suffixes)}; choose another name")
     if not to.absolute().parent.is_dir():
         raise ConfigError(f"{to}: directory {to.absolute().parent} does not exist; create it first")
     if to.is_dir():
-        raise ConfigError(f"{to} is a directory; pass a file name")
+        raise ConfigError(f"{to} is a directory; choose another name")
     if to.exists() and not overwrite:
         raise ConfigError(f"{to} exists; choose another name, or replace it with --overwrite")
     refuse_in_run(place_of(to), is_file=True)
@@ -69,7 +78,7 @@ def export_rows(
     by_features: ByFeatures | None = None,
     more: pa.Table | None = None,
 ) -> None:
-    """Write one row per sample, ordered by id, as Parquet or CSV by the suffix of `to`.
+    """Write one row per sample, ordered by id, as Parquet, CSV or a folder for FiftyOne by the suffix of `to`.
 
     Columns: sample_id, int64; those of the samples table, if the dataset could be opened; every field of the state,
     float32; visits and last_step, uint32; kind, kind_from, dataset_fingerprint, text. The file replaces `to` once it is
@@ -80,28 +89,20 @@ def export_rows(
     Raises RunError if the run has no snapshot yet, DamagedChunkError, SnapshotNotFoundError if the run deletes the
     snapshot meanwhile, DatasetError, OSError.
     """
-    reader = inspection.state
-    with written_aside(to) as file, ExitStack() as opened:
-        writer, done = None, 0
-        for table in _tables(inspection, reader, confirmation, by_features, more):
-            writer = writer or opened.enter_context(_WRITERS[to.suffix](file, table.schema))
-            writer.write_table(table)
-            done += len(table)
-            on_progress(done, reader.samples)
+    _write(to, _tables(inspection, on_progress, confirmation, by_features, more), inspection.dataset)
 
 
 def export_solved(found: SolvedTemperatures, dataset: Dataset, to: Path) -> None:
     """Write the samples whose temperatures were solved, with their columns of the samples table and SIDE/tau_solved.
 
-    As Parquet or CSV by the suffix of `to`, which is replaced once the file is complete. Raises DatasetError, OSError.
+    In the format of the suffix of `to`, which is replaced once the file is complete. Raises DatasetError, OSError.
     """
     table = dataset.take(found.sample_ids, [name for name in dataset.schema.names if name != PLACE_IN_SHARD])
     table = table.add_column(0, SAMPLE_ID, pa.array(found.sample_ids))
     for side, solved in found.sides.items():
         table = table.append_column(f"{side}/{TAU_SOLVED}", pa.array(solved.tau))
     table = of_dataset(table, {FINGERPRINT: dataset.index.fingerprint})
-    with written_aside(to) as file, _WRITERS[to.suffix](file, table.schema) as writer:
-        writer.write_table(table)
+    _write(to, iter([table]), dataset)
 
 
 def of_dataset(table: pa.Table, metadata: Mapping[str, str]) -> pa.Table:
@@ -114,22 +115,22 @@ def sample_columns(inspection: Inspection) -> list[str]:
     """Return the samples table's columns to export: all but the row in the shard; none without a dataset."""
     if inspection.reader is None or inspection.dataset is None:
         return []
-    own = {SAMPLE_ID, KIND, KIND_FROM, MARGIN, *OF_MISFITS, FINGERPRINT_COLUMN}
-    left_out = {PLACE_IN_SHARD, *own, *inspection.columns}
-    return [name for name in inspection.dataset.schema.names if name not in left_out]
+    own = {PLACE_IN_SHARD, SAMPLE_ID, KIND, KIND_FROM, MARGIN, *OF_MISFITS, FINGERPRINT_COLUMN, *inspection.columns}
+    return [name for name in inspection.dataset.schema.names if name not in own]
 
 
 def _tables(
     inspection: Inspection,
-    reader: StateReader,
+    on_progress: OnDone,
     confirmation: Confirmation | None,
     by_features: ByFeatures | None,
     more: pa.Table | None,
 ) -> Iterator[pa.Table]:
     """Yield all rows of the export, block by block; metadata names snapshot and dataset."""
-    dataset, snapshot, rules = inspection.dataset, reader.snapshot, KindRules.of(inspection)
-    metadata = {f"thermopile.{name}": str(getattr(snapshot, of)) for name, of in _SNAPSHOT.items()}
-    metadata[FINGERPRINT] = reader.dataset_fingerprint
+    reader, dataset, rules = inspection.state, inspection.dataset, KindRules.of(inspection)
+    snapshot = reader.snapshot
+    facts = {"snapshot": snapshot.id, "tag": snapshot.tag, "step": str(snapshot.step)}
+    metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: reader.dataset_fingerprint}
     names, samples = sample_columns(inspection), None
     for block, rows in read_blocks(reader, inspection.columns):
         columns: dict[str, Any] = {SAMPLE_ID: np.arange(block.start, block.stop, dtype=np.int64)}
@@ -149,6 +150,7 @@ def _tables(
             columns |= {name: more[name].slice(block.start, len(block)) for name in more.column_names}
         columns[FINGERPRINT_COLUMN] = pa.repeat(reader.dataset_fingerprint, len(block))
         yield pa.table(columns, metadata=metadata)
+        on_progress(block.stop, reader.samples)
 
 
 def _placed(block: range, ids: NDArray[np.int64], values: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...trainer.lineage import read_lineage
+from ...trainer.run_directory import read_lineage
 from .feature_findings.by_features import ByFeatures
 from .feature_findings.evidence import EvidentKinds
 from .feature_findings.properties import OF_FEATURES
@@ -24,10 +24,8 @@ SETTINGS = ("rho", "gamma", "eta", "tau_step", "tau_init", "tau_min", "tau_max")
 HEAD = "tau of the visited samples"
 """Of a table of temperatures."""
 _BARS = "▁▂▃▄▅▆▇█"
-_SPARKLINE = 16
 TableRow = list[str]
 """One line of a summary table: its label, and a cell per side."""
-MAX_SENTENCES = 4
 SETTLED = 1.15
 """Factor within which the update rule may still move the median temperature of a side that has settled."""
 NAMES = {
@@ -142,7 +140,7 @@ def first_sentences(found: ByFeatures | None) -> list[str]:
         ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
         key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
     )
-    sentences = [in_words(side, each) for side, each in notable[:MAX_SENTENCES]]
+    sentences = [in_words(side, each) for side, each in notable[:4]]
     moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
     if moves:
         sentences.append(
@@ -251,7 +249,7 @@ def drift_table(found: Drift) -> list[TableRow]:
 
 def sparkline(values: Distribution) -> str:
     """Return a one-line text histogram from the lowest to the highest value."""
-    counts = values.histogram(values.edges(_SPARKLINE))
+    counts = values.histogram(values.edges(16))
     most = max(1, int(counts.max()))
     # Round up, so that every non-empty bar is visible.
     return "".join(_BARS[-(-int(count) * (len(_BARS) - 1) // most)] if count else "·" for count in counts)

@@ -40,7 +40,10 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
 
 def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Duplicates, folder: Path) -> Path:
     """Write the page into `folder` atomically and return its path. Pictures that cannot be shown are noted."""
-    groups = {"The largest clusters": list(found.sizes)[:EXAMPLES], "The least certain": _least_certain(found)}
+    near = np.flatnonzero((found.reason == NEAR) & (found.cluster >= 0))
+    order = near[np.argsort(found.agreement.correlation[near], kind="stable")]
+    least_certain = list(dict.fromkeys(found.cluster[order[: 4 * EXAMPLES]].tolist()))[:EXAMPLES]
+    groups = {"The largest clusters": list(found.sizes)[:EXAMPLES], "The least certain": least_certain}
     members = found.members([cluster for clusters in groups.values() for cluster in clusters])
     shown = [id for clusters in groups.values() for cluster in clusters for id in members[cluster][:MEMBERS]]
     pictures = read_pictures(dataset, shown, inspection.notes)
@@ -48,7 +51,14 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     cards = Cards(
         read_samples(replace(inspection, reader=None), shown), data_uris(pictures, shown, MAX_PICTURE_BYTES), 100
     )
-    agreement = _best_figures(found)
+    agreement = dict[int, str]()  # of each sample in a cluster with its representative
+    for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
+        cluster = int(found.cluster[place])
+        other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
+        correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
+        agreement[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
+            found.reason[place]
+        ]
     parts = {
         title: part("sections.html", "clusters", clusters, members, MEMBERS, cards, agreement)
         for title, clusters in groups.items()
@@ -60,23 +70,3 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     html = document("Duplicates among the samples of", name, lede, "", inspection.notes, parts)
     write_atomically(folder / DUPLICATES_PAGE, html.encode())
     return folder / DUPLICATES_PAGE
-
-
-def _least_certain(found: Duplicates) -> list[int]:
-    """Return the clusters with the lowest correlations of two near duplicates."""
-    near = np.flatnonzero((found.reason == NEAR) & (found.cluster >= 0))
-    order = near[np.argsort(found.agreement.correlation[near], kind="stable")]
-    return list(dict.fromkeys(found.cluster[order[: 4 * EXAMPLES]].tolist()))[:EXAMPLES]
-
-
-def _best_figures(found: Duplicates) -> dict[int, str]:
-    """Return for each sample in a cluster how it agrees with its representative."""
-    figures: dict[int, str] = {}
-    for place in np.flatnonzero((found.pairs.first == found.cluster) | (found.pairs.second == found.cluster)).tolist():
-        cluster = int(found.cluster[place])
-        other = int(found.pairs.first[place] + found.pairs.second[place]) - cluster
-        correlation, difference = found.agreement.correlation[place], found.agreement.difference[place]
-        figures[other] = ("exact copy", f"correlation {correlation:.4f}, difference {difference:.2f}", "blank")[
-            found.reason[place]
-        ]
-    return figures

@@ -17,7 +17,7 @@ from ..inspection.temperatures.kinds import MIN_VISITS
 from ..inspection.temperatures.through_time import HISTORY_QUANTILES
 from ..printing import plain_text
 from . import grouping, neighbourhood, sheets
-from .figures import by_group, embedding_map, histograms, negatives, over_time
+from .figures import by_group, embedding_map, histograms, lines
 from .figures.svg import NARROW, WIDE, svg_of
 
 if TYPE_CHECKING:
@@ -91,8 +91,7 @@ def _environment() -> Environment:
         "by_group": by_group,
         "embedding_map": embedding_map,
         "histograms": histograms,
-        "negatives": negatives,
-        "over_time": over_time,
+        "lines": lines,
         "MIN_VISITS": MIN_VISITS,
         "HISTORY_QUANTILES": HISTORY_QUANTILES,
     }

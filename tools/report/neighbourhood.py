@@ -32,18 +32,14 @@ def listings(sample: InspectedSample, found: Neighbours) -> list[Listing]:
     ]
     for side, ranking in found.negatives.items():
         of_side = {"image": ": captions for its picture", "text": ": pictures for its caption"}.get(side, "")
-        shown.append(Listing(f"Hardest negatives{of_side}", _weighed(sample, side, ranking), ranking))
+        words = "Without a temperature of the sample's own, they have no weights."
+        if ranking.weights is not None:
+            words = (
+                f"p* is the weight of a negative among all of them at {side} tau {number(sample.state[f'{side}/tau'])}"
+                f"; these have {share(float(ranking.weights.sum()))} together."
+            )
+        shown.append(Listing(f"Hardest negatives{of_side}", words, ranking))
     return shown
-
-
-def _weighed(sample: InspectedSample, side: str, ranking: Ranking) -> str:
-    if ranking.weights is None:
-        return "Without a temperature of the sample's own, they have no weights."
-    tau = sample.state[f"{side}/tau"]
-    return (
-        f"p* is the weight of a negative among all of them at {side} tau {number(tau)}; "
-        f"these have {share(float(ranking.weights.sum()))} together."
-    )
 
 
 def table_of(listing: Listing, samples: Mapping[int, InspectedSample]) -> tuple[list[str], list[list[str]]]:

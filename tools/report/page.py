@@ -23,24 +23,14 @@ MAX_PAGE_BYTES = 7_800_000
 """Size limit of the page, so that it opens quickly and can be mailed. Pictures get the space that is left."""
 LONGEST_TEXTS = (MAX_TEXT_CHARACTERS, 500, 100)
 """Character limits to try for texts on a card, from complete to barely distinguishable."""
-IMAGE_TAG_BYTES = 100
 
 
 def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
     """Write the page into `folder` atomically and return its path.
 
-    at: the snapshot that was asked for; any but `latest` has a page of its own, with its tag in the name.
+    at: the snapshot that was asked for; any but `latest` has a page of its own, with its tag in the name. Pictures that
+    cannot be shown are added to the findings' notes.
     """
-    page, reader = folder / REPORT_PAGE, findings.inspection.reader
-    if at != LATEST and reader:
-        page = page.with_stem(f"{page.stem}-{reader.snapshot.tag}")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(page, build_page(findings).encode())
-    return page
-
-
-def build_page(findings: Findings) -> str:
-    """Return the whole page. Pictures that cannot be shown are added to the findings' notes."""
     inspection, survey = findings.inspection, findings.survey
     leading = {
         f"By {groups.word}": part("groups.html", "tau_by_group", inspection, survey, groups)
@@ -64,7 +54,13 @@ def build_page(findings: Findings) -> str:
     head = Markup("<br>").join(escape(plain_text(line, 1000)) for line in [*facts, *summary.lineage(inspection)])
     name, notes = inspection.run.path.resolve().name, [*findings.warnings, *findings.notes]
     first = " ".join(findings.first_sentences[:1] or [lede(survey)])
-    return document("Temperatures of", name, first, head, notes, leading | following)
+    html = document("Temperatures of", name, first, head, notes, leading | following)
+    page = folder / REPORT_PAGE
+    if at != LATEST and inspection.reader:
+        page = page.with_stem(f"{page.stem}-{inspection.reader.snapshot.tag}")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, html.encode())
+    return page
 
 
 def _following(findings: Findings) -> dict[str, Markup]:
@@ -111,7 +107,7 @@ def _sheets(findings: Findings, room: int) -> tuple[Markup, Markup, Markup]:
             break
     dataset, shown = findings.inspection.dataset, shown_ids(survey, drift, findings.by_features)
     pictures = read_pictures(dataset, shown, findings.notes) if dataset else {}
-    uris = data_uris(pictures, shown, room - size - IMAGE_TAG_BYTES * len(shown))
+    uris = data_uris(pictures, shown, room - size - 100 * len(shown))  # and a tag for each
     if pictures and not uris:
         findings.notes.append("There is no room for pictures on the page; group by fewer columns.")
     return built(uris, longest)

@@ -31,7 +31,6 @@ _FIGURES = {"too_few_visits": (_VISITS,), "stuck": (_LOG_S,), "misfit": (_LOG_S,
 """Kind -> field of the state and format of the figure on a card; the first that the state has."""
 EDGES = (384, 288, 224, 160, 112, 80, 48)
 """Sizes to try for a picture's longer side, in pixels, from clear to barely recognisable."""
-JPEG_QUALITY = 80
 SMALL_BYTES = 1 << 15
 """A small picture in a larger file is re-encoded to drop what else the file holds."""
 
@@ -137,7 +136,7 @@ def reduced(jpeg: bytes, edge: int) -> bytes:
             plain = picture.convert("RGB")
             plain.info.clear()  # comments and profiles would be written too
             smaller = BytesIO()
-            plain.save(smaller, "JPEG", quality=JPEG_QUALITY)
+            plain.save(smaller, "JPEG", quality=80)
     except Image.DecompressionBombError as error:
         raise OSError(str(error)) from error
     except UnidentifiedImageError as error:

@@ -35,11 +35,8 @@ _FORMAT = 1
 _STATE = "state-5"
 """5: no sorted temperatures."""
 _TEXTS, _ABOUT = "texts.sqlite", "about.json"
-_NOT_SELECTED = len(KIND_NAMES)
 SERVED_KINDS = (*KIND_NAMES, "not_selected")
 """Names of the kinds, by code; the last is for samples that the run does not train on."""
-_LARGEST = 1 << 32
-"""Ids are kept as uint32."""
 
 Ids = NDArray[np.uint32]
 Arrays = dict[str, NDArray[Any]]
@@ -85,7 +82,7 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) ->
     NotRegularFileError if a part of it is a link.
     """
     reader, dataset = inspection.state, inspection.dataset
-    if reader.samples >= _LARGEST:
+    if reader.samples >= 1 << 32:  # ids are kept as uint32
         raise RunError(f"{reader.samples:,} samples are too many to serve; use --export")
     index, count = own_directory(own_directory(folder) / INDEX), reader.samples
     dtypes: dict[str, DTypeLike] = {of: np.float32 if of in reader.fields else np.uint32 for of in reader.columns}
@@ -141,7 +138,7 @@ def _index_state(inspection: Inspection, on_progress: OnTask, _: Path, new: Arra
         here, kept = slice(block.start, block.stop), reader.is_kept(block.start, block.stop)
         for name, values in rows.items():
             new[name][here] = values
-        new["kind"][here] = np.where(kept, rules.kinds(rows, block), _NOT_SELECTED)
+        new["kind"][here] = np.where(kept, rules.kinds(rows, block), len(KIND_NAMES))
         ranks[here] = np.where(rules.are_planted(block), np.inf, whole_run.ranks(block))
         on_progress("indexing the state", block.stop, count)
     for done, side in enumerate(inspection.sides):

@@ -17,7 +17,6 @@ from ..inspection import OnDone
 
 MAX_MATCHES = 50_000
 """Samples that a search for words finds at most, those with the lowest ids: more take too long to count."""
-_ROWS_AT_ONCE = 1 << 14
 _STEPS, _MAX_TURNS = 1 << 16, 1000
 """Steps of SQLite's machine between two looks at the limit, and looks that a question may take: a second or two."""
 _MADE = """
@@ -106,7 +105,7 @@ def write_texts(dataset: Dataset, path: Path, on_progress: OnDone) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         # A file that is not whole is never read, so no journal is needed.
         file.executescript(f"PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; {_MADE}")
-        for table in dataset.tables(["key", CAPTIONS, "group", "uri"], _ROWS_AT_ONCE):
+        for table in dataset.tables(["key", CAPTIONS, "group", "uri"], 1 << 14):
             keys, found, groups, uris = (column.to_pylist() for column in table.itercolumns())
             texts = ["\n".join(filter(None, each or ())) or None for each in found]
             rows = list(zip(range(first, dataset.n), keys, texts, groups, uris, strict=False))

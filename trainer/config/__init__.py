@@ -65,7 +65,6 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", re.IGNORECASE)
 _UNITS = ["", "k", "m", "g", "t"]
 
 
@@ -75,7 +74,7 @@ def _to_bytes(size: object) -> object:
         return size  # a number; pydantic validates it
     if size == "none":
         return None
-    if not (parts := _SIZE.fullmatch(size)):
+    if not (parts := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", size, re.IGNORECASE)):
         raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
     number, unit, binary = parts.groups()
     return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
@@ -150,8 +149,8 @@ class DataConfig(Section):
     """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean weight;
     `--weights`. Recorded likewise."""
     without: _FilePath = ""
-    """Parquet file with key or uri, or sample_id and dataset_fingerprint: leave these samples out; `--without`. They
-    keep their places in the order, as holes, so all others keep theirs, in smaller batches. Recorded likewise."""
+    """Parquet file with key or uri, or sample_id and dataset_fingerprint: exclude these samples; `--without`. They keep
+    their places in the order, so all other samples keep theirs, and batches get smaller. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
     """Loader that decodes and augments. auto is `ffcv`. `dali` decodes on a GPU, where it has not been tried.
 
@@ -167,8 +166,8 @@ class DataConfig(Section):
     captions: Literal["draw", "first"] = "draw"
     """For a sample with several captions: draw one per epoch, or always take the first."""
     planted: float | tuple[float, ...] = 0.0
-    """Pairs to train with another one's caption, by which `inspect` tells how many of the others are wrong: a share up
-    to 0.5, or a number; of a mixture also a list, one for each part. 0: none (docs/curate.md)."""
+    """Pairs to train with another pair's caption, from which `inspect` estimates how many captions are wrong: a share
+    up to 0.5, or a number; for a mixture also a list, one for each part. 0: none (docs/curate.md)."""
     image_size: int = Field(default=0, ge=0)
     """Side length of a view in pixels, 8 or more; 0 chooses the median shorter side of the dataset's pictures, rounded
     down to a multiple of 16 from 32 to 224."""
@@ -277,7 +276,7 @@ class ModelConfig(Section):
             )
         if self.predictor != "none" and not self.momentum:
             raise ValueError(
-                f"predictor {self.predictor!r} is for a network beside its moving average, but momentum "
+                f"predictor {self.predictor!r} compares a network with its moving average, but momentum "
                 "is 0; set momentum, such as 0.99, or remove predictor"
             )
         return self
@@ -325,9 +324,6 @@ def _steps_or_epochs(warmup: object) -> object:
     return warmup
 
 
-_Warmup = Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)]
-
-
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": (0.9, 0.999), "eps": 1e-8},
     "sgd": {"momentum": 0.9},
@@ -353,7 +349,7 @@ class OptimizerConfig(Section):
     cooldown: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps, in which the rate falls linearly to lr_min; until then it stays at lr after the warm-up,
     so a fork of the run can have any length. 0: a cosine instead."""
-    warmup: _Warmup = None
+    warmup: Annotated[NonNegativeInt | str | None, BeforeValidator(_steps_or_epochs)] = None
     """Steps in which the learning rate rises from 0 to lr, or epochs as in "2 epochs"; none, the default: 200
     steps, and at most a tenth of the run's."""
     weight_decay: NonNegativeFloat = 0.02
@@ -487,9 +483,9 @@ class TrainConfig(Section):
     seed: NonNegativeInt = 0
     """Determines order, augmentation and initial weights."""
     epochs: PositiveInt = 20
-    """Passes over the samples; each leaves out what does not fill a batch, another part every time."""
+    """Passes over the samples; each leaves out the few that do not fill a batch, others every time."""
     steps: NonNegativeInt = 0
-    """End after this many steps, if the epochs have more; the rate's cosine ends with them; `--steps`. 0: no limit."""
+    """End after this many steps, if the epochs have more; the rate's cosine ends there, too; `--steps`. 0: no limit."""
     batch_size: NonNegativeInt = 0
     """Global batch size, over all ranks; 0 chooses 256, or less for small datasets, so that an epoch has
     four steps."""

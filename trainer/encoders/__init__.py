@@ -13,7 +13,7 @@ from ...pipeline.batch import Batch
 from ...pipeline.dataset.index import TokenizerInfo
 from ..config import ModelConfig
 from ..errors import ConfigError
-from ..plugins import HF, OPEN_CLIP, TIMM, is_directory, is_own_encoder
+from ..plugins import HF, OPEN_CLIP, TIMM, installed, is_directory, is_own_encoder
 from .backbones import Backbone, conv, mean_embedding
 from .locking import refuse_impossible_locks
 from .own_backbone import own_backbone
@@ -105,14 +105,14 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
 
         name = encoder.name.removeprefix(OPEN_CLIP)
         backbone = OpenClipBackbone(side, name, encoder.config, recompute, given, pretrained)
-    elif is_own_encoder(encoder.name):
-        backbone = own_backbone(side, encoder, recompute, given)
     elif encoder.name in (known := BUILT_IN[side]):
         sizes = {} if isinstance(given, int) else {"vocab_size": given.vocab_size, "end_id": given.end_id}
         try:
             backbone = known[encoder.name](recompute=recompute, **sizes, **encoder.config)
         except TypeError as error:
             raise ConfigError(f"model.{side}.config: {error}") from None
+    elif is_own_encoder(encoder.name) or encoder.name in installed("encoders"):
+        backbone = own_backbone(side, encoder, recompute, given)
     else:
         raise ConfigError(
             f"model.{side}.name = {encoder.name!r}: unknown encoder; available: {', '.join(known)}, hf:<model>, "

@@ -167,8 +167,12 @@ class HFImageBackbone(HFBackbone):
         self.probe(2, 3, image_size, image_size, dtype=torch.float32)
         if stem not in (None, *STEMS):
             raise ConfigError(f"model.image.config.stem = {stem!r}; available: {', '.join(STEMS)}")
-        if stem == "cifar":
-            _put_cifar_stem(self.model)
+        if stem == "cifar":  # for images of 32 pixels: SimCLR, appendix B.9; AUC-CL
+            resnet: Any = self.model
+            old = resnet.embedder.embedder.convolution
+            new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=False)
+            nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")  # as transformers the others
+            resnet.embedder.embedder.convolution, resnet.embedder.pooler = new, nn.Identity()
         if not isinstance(fixed := own.get("fixed_patches", False), bool):
             raise ConfigError(f"model.image.config.fixed_patches = {fixed!r}; use true or false")
         if fixed and not is_resnet:
@@ -190,15 +194,6 @@ class HFImageBackbone(HFBackbone):
                 f"model.image.name has patches of {patch} pixels, of which data.local_size = {pixels} is no multiple"
             )
         self.probe(2, 3, pixels, pixels, dtype=torch.float32)
-
-
-def _put_cifar_stem(model: Any) -> None:
-    """Use a 3×3 convolution of stride 1 without max-pool, for images of 32 pixels: SimCLR, appendix B.9; AUC-CL."""
-    old = model.embedder.embedder.convolution
-    new = nn.Conv2d(old.in_channels, old.out_channels, 3, stride=1, padding=1, bias=False)
-    nn.init.kaiming_normal_(new.weight, mode="fan_out", nonlinearity="relu")  # as transformers initialises the others
-    model.embedder.embedder.convolution = new
-    model.embedder.pooler = nn.Identity()
 
 
 def _fix_patches(model: Any, *, drawn: bool) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 from ..errors import ConfigError, one_line
 from ..plugins import HF
 
-_NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?")
-_WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 _FILES = ["config.json", "preprocessor_config.json", "processor_config.json", "tokenizer*.json"]
 
 
@@ -17,7 +15,7 @@ def hub_name(name: str) -> tuple[str, str | None] | None:
     path = name.removeprefix(HF)
     if not name.startswith(HF) or path.startswith((".", "~")) or Path(path).is_dir():
         return None
-    found = _NAME.fullmatch(path)
+    found = re.fullmatch(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?", path)
     return (found["repo"], found["revision"]) if found else None
 
 
@@ -32,7 +30,7 @@ def snapshot(name: str, *, fetching: bool = False, weights: bool = True) -> Path
     from huggingface_hub import snapshot_download
 
     try:
-        files = _FILES + _WEIGHTS * (fetching and weights)
+        files = _FILES + ["*.safetensors", "*.safetensors.index.json"] * (fetching and weights)
         only: dict[str, Any] = {"allow_patterns": files, "ignore_patterns": ["*/*"], "local_files_only": not fetching}
         return Path(snapshot_download(hub[0], revision=hub[1], **only))
     except Exception as error:  # of the network, the hub, the disk

@@ -1,4 +1,4 @@
-"""What pixels become before a model: transformers' image processor, timm's and open_clip's configuration of data."""
+"""Preprocessing of pixels for a model: transformers' image processor, timm's and open_clip's data configuration."""
 
 import logging
 from pathlib import Path
@@ -17,7 +17,6 @@ _FILES = ("processor_config.json", "preprocessor_config.json")
 _OF_LIBRARY = {TIMM: ("config.json", "pretrained_cfg"), OPEN_CLIP: ("open_clip_config.json", "preprocess_cfg")}
 """The file beside the weights, and its part."""
 _RESAMPLED = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-_OURS = 2
 _LEAST_CONTRAST, _MOST = 0.01, 1000.0
 """How far black and white must be apart in a model's input, also as a share of the larger one, and from 0 at most.
 
@@ -48,7 +47,7 @@ class _Processor(BaseModel):
     size: dict[str, int | None] | list[int] | int | None = _either("size", "input_size")
     crop_size: dict[str, int | None] | int | None = None
     do_center_crop: bool = False
-    resample: int | str = _either("resample", "interpolation", _OURS)
+    resample: int | str = _either("resample", "interpolation", 2)
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

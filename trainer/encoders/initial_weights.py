@@ -15,8 +15,6 @@ from ..run_directory import RunDirectory, find_checkpoint
 from ..world import World
 from . import Encoders
 
-_SOURCE = re.compile(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+(?:\.[0-9a-f]{8})?))?", re.DOTALL)
-
 _log = logging.getLogger(__name__)
 
 
@@ -82,7 +80,7 @@ def load_initial_weights(encoders: Encoders, source: str, sides: Literal["both",
             raise ConfigError(f"init.sides = {sides!r}, but {checkpoint} has no {side} encoder; start from another run")
         else:
             what = "predictor" if network is encoders.predictor else f"{side} encoder"
-            _log.warning("%s has no %s: that of this run is newly initialised", checkpoint, what)
+            _log.warning("%s has no %s; this run initialises its own", checkpoint, what)
     if encoders.momentum is not None:
         encoders.momentum.load_state_dict(encoders.image.state_dict())
 
@@ -101,7 +99,7 @@ def _load(network: nn.Module, weights: dict[str, Tensor], side: str, checkpoint:
 
 def parts_of(source: str) -> tuple[Place, str | None]:
     """Return the absolute path of `init.run`'s run, and if given the checkpoint's name, in a bucket step-N.TERM."""
-    parts = _SOURCE.fullmatch(source)
+    parts = re.fullmatch(r"(?P<run>.+?)(?:@(?P<step>step-[0-9]+(?:\.[0-9a-f]{8})?))?", source, re.DOTALL)
     if parts is None:
         raise ConfigError(f"init.run = {source!r} is neither a run's directory nor RUN@step-N")
     return place_of(parts["run"]).resolve(), parts["step"]

@@ -67,7 +67,7 @@ def learned_by(name: str) -> dict[str, float]:
     Raises ConfigError if the file cannot be read.
     """
     if not Path(weights := weights_of(name)).is_file():
-        raise ConfigError(f"open_clip:{name}: there is no file {weights}, in which its temperature is")
+        raise ConfigError(f"open_clip:{name}: there is no file {weights}, which has its temperature")
     try:
         with safe_open(weights, "pt") as file:
             return {key: file.get_tensor(key).item() for key in {"logit_scale", "logit_bias"} & {*file.keys()}}

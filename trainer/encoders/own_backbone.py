@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...pipeline.dataset.index import TokenizerInfo
 from ..config import EncoderConfig
 from ..errors import ConfigError
-from ..plugins import load_plugin
+from ..plugins import installed, load_plugin
 from .backbones import Backbone, OneBlock
 
 TRIED = 2
@@ -56,7 +56,7 @@ def own_backbone(side: str, encoder: EncoderConfig, recompute: bool, given: int 
     Raises ConfigError if it cannot be created, or does not map two samples to finite features of its width.
     """
     key = f"model.{side}.name = {encoder.name!r}"
-    create = load_plugin(encoder.name, key)
+    create = load_plugin(installed("encoders").get(encoder.name, encoder.name), key)
     sizes = {"image_size": given} if isinstance(given, int) else {"tokenizer": given}
     asked = ", ".join([*sizes, *encoder.config])
     try:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from torch import nn
 
-VICREG_WIDTH = 8192
 MOCO_V3_WIDTH = 4096
 
 
@@ -63,16 +62,9 @@ def vicreg(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     Source: VICReg (Bardes et al., ICLR 2022), whose code has no bias in the last layer; iSogCLR (ICML 2023), section
     6.1, uses it with 8192 units in all three.
     """
-    hidden = hidden or VICREG_WIDTH
-    return nn.Sequential(
-        nn.Linear(width, hidden),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, hidden),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, dim, bias=False),
-    )
+    hidden = hidden or 8192
+    first, second = (_normed(before, hidden, bias=True) for before in (width, hidden))
+    return nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU(), nn.Linear(hidden, dim, bias=False))
 
 
 def moco_v3_predictor(dim: int, hidden: int | None = None) -> nn.Module:
@@ -86,9 +78,9 @@ def moco_v3_resnet_predictor(dim: int, hidden: int | None = None) -> nn.Module:
     return nn.Sequential(*_normed(dim, hidden), nn.ReLU(), nn.Linear(hidden, dim, bias=False))
 
 
-def _normed(width: int, outputs: int, *, affine: bool = True) -> tuple[nn.Module, nn.Module]:
+def _normed(width: int, outputs: int, *, bias: bool = False, affine: bool = True) -> tuple[nn.Module, nn.Module]:
     """Return a linear layer, whose bias the norm would remove, and its batch norm."""
-    return nn.Linear(width, outputs, bias=False), nn.BatchNorm1d(outputs, affine=affine)
+    return nn.Linear(width, outputs, bias=bias), nn.BatchNorm1d(outputs, affine=affine)
 
 
 HEADS: dict[str, Callable[[int, int, int | None], nn.Module]] = {

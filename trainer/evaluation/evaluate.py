@@ -45,8 +45,6 @@ _MOVED = "Give the dataset's current path with --data."
 NEIGHBOURS = (10, 20, 100, 200)
 WEIGHTED = 0.07
 """Temperature of weighted k-NN in Wu et al. (CVPR 2018)."""
-RECALL_AT = (1, 5, 10)
-TOP = (3, 5)
 
 Network = Literal["online", "momentum"]
 
@@ -299,7 +297,7 @@ def tokenizer_of(
             path, sizes = folder / TOKENIZER_FILE, known.tokenizer
             if sha256_of(path) == known.tokenizer_digest:
                 return load_tokenizer(path, context_length=sizes.context_length), sizes, path.read_bytes()
-        _log.warning("%s is missing or damaged, so that of the run's dataset is read", run.tokenizer)
+        _log.warning("%s is missing or damaged; the tokenizer of the run's dataset is read instead", run.tokenizer)
     try:
         before = known.fingerprints if known else [info.dataset_fingerprint]
         dataset = open_dataset(data or recorded, pictures=False, before=before)
@@ -407,7 +405,7 @@ def _retrieve(
     to_image = retrieval_ranks(features, pictures, pairs.flip(0), partial(on_progress, "text to image"))
     found = ("image_to_text", to_text, samples), ("text_to_image", to_image[pairs[1]], of_caption)
     for direction, ranks, of in found:
-        for k in RECALL_AT:
+        for k in (1, 5, 10):
             result.add(direction, k, (ranks < k).cpu().numpy(), of)
 
 
@@ -422,7 +420,7 @@ def _name_classes(result: Evaluation, images: Tensor, templates: Sequence[str], 
     similarity = zero_shot(images[labelled], named.names, templates, lambda prompts: texts)
     right = similarity.argmax(1).cpu().numpy() == truth
     result.add("zero_shot", "top1", right, labelled)
-    for k in TOP:
+    for k in (3, 5):
         if len(named.names) >= k:
             nearest = similarity.topk(k).indices.cpu().numpy()
             result.add("zero_shot", f"top{k}", (nearest == truth[:, None]).any(1), labelled)

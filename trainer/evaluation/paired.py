@@ -1,4 +1,4 @@
-"""How far apart the scores of two runs are on the same test samples, and the standard errors of that."""
+"""Differences between the scores of two runs on the same test samples, with standard errors."""
 
 import math
 from collections.abc import Sequence

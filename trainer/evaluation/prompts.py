@@ -1,4 +1,4 @@
-"""What zero-shot prompts are made of: templates, of which one set is shipped, and names of classes."""
+"""Zero-shot prompts: templates, of which one set is shipped, and names of classes."""
 
 from collections import defaultdict
 from collections.abc import Sequence

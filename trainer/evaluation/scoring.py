@@ -60,21 +60,15 @@ def knn(train: Tensor, labels: Tensor, test: Tensor, votes: Sequence[Vote], on_p
     for chunk in _chunks(len(test), len(train)):
         similarity, nearest = (test[chunk] @ train.T).topk(max(vote.k for vote in votes))
         for vote in votes:
-            weights = (similarity[:, : vote.k] / vote.tau).exp()
-            predicted[vote].append(_winners(labels[nearest[:, : vote.k]], weights))
+            neighbours, weights = labels[nearest[:, : vote.k]], (similarity[:, : vote.k] / vote.tau).exp()
+            of_class = weights.new_zeros(len(neighbours), int(neighbours.max()) + 1)
+            of_neighbour = of_class.scatter_add_(1, neighbours, weights).gather(1, neighbours)
+            # argmax may return any of several maxima, so a weight that falls with the position marks the first.
+            falling = torch.arange(neighbours.shape[1], 0, -1, device=neighbours.device)
+            winner = ((of_neighbour == of_neighbour.amax(1, keepdim=True)) * falling).argmax(1, keepdim=True)
+            predicted[vote].append(neighbours.gather(1, winner).squeeze(1))
         on_progress(chunk.stop, len(test))
     return {vote: torch.cat(parts) for vote, parts in predicted.items()}
-
-
-def _winners(neighbours: Tensor, weights: Tensor) -> Tensor:
-    """Return the class with the most weight per row, int64 [rows]; neighbours: classes, [rows, k], nearest first."""
-    votes = weights.new_zeros(len(neighbours), int(neighbours.max()) + 1)
-    votes.scatter_add_(1, neighbours, weights)
-    of_neighbour = votes.gather(1, neighbours)
-    # argmax may return any of several maxima, so a weight that falls with the position marks the first.
-    falling = torch.arange(neighbours.shape[1], 0, -1, device=neighbours.device)
-    winner = ((of_neighbour == of_neighbour.amax(1, keepdim=True)) * falling).argmax(1, keepdim=True)
-    return neighbours.gather(1, winner).squeeze(1)
 
 
 def lbfgs_probe(train: Tensor, labels: Tensor, test: Tensor) -> tuple[Tensor, bool]:

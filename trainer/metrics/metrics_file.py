@@ -23,8 +23,6 @@ MAX_BYTES = 32 << 20
 """Bytes of the end of the file that are searched: some 50,000 steps."""
 GLANCE_BYTES = 1 << 13
 """Bytes read per point of the curve if the file is too long to read whole."""
-MAX_LINE_BYTES = 1 << 20
-"""Upper bound for the length of a valid line."""
 
 _STEP = re.compile(rb'\{"step": ([0-9]{1,18}), ')
 """The start of a line. Ten million lines take about a minute this way, and about four when parsed as JSON."""
@@ -188,7 +186,7 @@ def copy_until(log: Log, to: Path, keep_steps: int) -> None:
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int | None]]:
     """Yield each line without its newline, and its step, None if unreadable; a very long line comes in pieces."""
     begins = True
-    while piece := file.readline(MAX_LINE_BYTES):
+    while piece := file.readline(1 << 20):
         line = piece.removesuffix(b"\n")
         yield line, _step_of(line) if begins else None
         begins = len(line) < len(piece)
@@ -204,6 +202,5 @@ def _step_of(line: bytes) -> int | None:
 
 
 def _rewrite(path: Path, keep_steps: int) -> None:
-    """Replace the file by a copy with only the lines to keep."""
     with open_regular(path) as file, written_aside(path) as kept:
         kept.writelines(line + b"\n" for line, step in _lines(file) if step is not None and step <= keep_steps)

@@ -93,7 +93,6 @@ class StepClock:
 
 
 def _seconds(spans: list[tuple[Mark, Mark]], without: list[tuple[Mark, Mark]]) -> float:
-    """Return the time in `spans` minus that in `without`."""
     return sum(starmap(_between, spans)) - sum(starmap(_between, without))
 
 

@@ -28,8 +28,6 @@ JUDGED_AFTER, JUDGED_STEPS = 200, 10
 """Steps after which a run without a longer warm-up may be judged collapsed, and the fewest that are judged. Until then
 a sound run may be near chance: iSogCLR on glyphs in batches of 16 found 1.7 samples a batch after 100 steps and 3.4
 after 200, with pictures of mean cosine 0.998 and 0.91; AUC-CL found 2.4, other objectives more."""
-ALIKE = 0.999
-"""Mean cosine above which the features of a batch are all alike; constant pictures, augmented, had 0.9996."""
 
 _HINTS = {
     "data_wait": "batches arrive late. Convert with fewer pixels (`thermopile convert … --max-size`), use more cores "
@@ -107,7 +105,7 @@ def collapse(lines: Lines, config: TrainConfig) -> str:
     if len(lines) < JUDGED_STEPS:
         return ""
     likeness, found = _of_sides(lines, "likeness"), _of_sides(lines, "retrieval_accuracy")
-    alike = [side for side, values in likeness.items() if fmean(values) > ALIKE]
+    alike = [side for side, values in likeness.items() if fmean(values) > 0.999]  # of constant pictures 0.9996
     by_chance, hits = sum(map(len, found.values())), config.batch_size * sum(map(math.fsum, found.values()))
     # The loss of features that are alike, where it is a cross-entropy over the batch.
     ln = math.log({"clip": config.batch_size, "simclr": 2 * config.batch_size - 1}.get(config.objective.name, 1))

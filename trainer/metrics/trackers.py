@@ -21,9 +21,8 @@ from ...storage.files import own_directory
 from ...storage.log import FileLog
 from ..config import TrainConfig, flat
 from ..errors import ConfigError
-from ..lineage import read_lineage
 from ..plugins import load_plugin
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, read_lineage
 from .metrics_file import last_lines, numbers_in
 
 QUEUE = 10_000

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 
 from ..config import FROZEN, nearest
-from ..plugins import is_plugin, load_plugin
+from ..plugins import installed, is_plugin, load_plugin
 from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip, Cyclip, Siglip
@@ -61,7 +61,7 @@ def create_objective(name: str, mode: str = "bimodal", **settings: Any) -> Objec
 def objective_with(name: str, mode: str, settings: Settings) -> Objective:
     """As `create_objective`, with settings as `checked_settings` returns them."""
     known = objective_class(name)
-    if is_plugin(name):
+    if not known.__module__.startswith(__name__):
         return tried(name, lambda: known(mode, settings))
     try:
         objective = known(mode, settings)
@@ -72,11 +72,12 @@ def objective_with(name: str, mode: str, settings: Settings) -> Objective:
 
 
 def objective_class(name: str) -> type[Objective]:
-    """Return the class of that name, or the user's own for `module:name`, which runs that module.
+    """Return the class of that name, or the user's own for `module:name` or an entry point, which runs that module.
 
     Raises ValueError if the class does not exist.
     """
-    if not is_plugin(name):
+    own = name if is_plugin(name) or name in OBJECTIVES else installed("objectives").get(name, name)
+    if not is_plugin(own):
         if name == "tempnet":
             raise ValueError(
                 "objective 'tempnet' is no longer here: examples/predicted_temperature.py is its loss, with a network "
@@ -88,15 +89,10 @@ def objective_class(name: str) -> type[Objective]:
             near = nearest(name, OBJECTIVES)
             raise ValueError(f"objective '{name}' is unknown{near}; valid: {', '.join(OBJECTIVES)}, module:name")
         return OBJECTIVES[name]
-    found = load_plugin(name, f"objective '{name}'")
-    models = getattr(found, "settings_of_mode", None)
-    if not (
-        isinstance(found, type)
-        and issubclass(found, Objective)
-        and isinstance(models, dict)
-        and models
-        and all(isinstance(model, type) and issubclass(model, Settings) for model in models.values())
-    ):
+    found: type[Objective] = load_plugin(own, f"objective '{name}'")
+    models: Any = getattr(found, "settings_of_mode", None)
+    is_one = isinstance(found, type) and issubclass(found, Objective) and isinstance(models, dict) and models
+    if not is_one or not all(isinstance(model, type) and issubclass(model, Settings) for model in models.values()):
         raise ValueError(
             f"objective '{name}' is not a class derived from thermopile.Objective that has "
             "settings_of_mode, such as {'unimodal': thermopile.Settings}"

@@ -47,7 +47,8 @@ class AucCl(Objective):
 
     Value: mean over anchors of (s - a)² + w sum_z (s_z - b)² + 2 alpha (1 - s + w sum_z s_z) - alpha², with s the
     similarity of the anchor to its positive, s_z its similarities to its negatives, and w the weight of a negative.
-    AUC-CL eq 8. With keys: the sum over both directions. With local views: the mean over directions, doubled with keys.
+    AUC-CL eq 8; eq 7 where a, b and alpha are learned. With keys: the sum over both directions. With local views: the
+    mean over directions, doubled with keys.
     """
 
     settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": AucClSettings}

@@ -100,12 +100,12 @@ class Decl(CosineOrDistance):
             log_rate = update_log_s(rows["log_rate"], self.pool_log(log_r.detach()), settings.gamma_at(progress))
         one, two = settings.weights(progress)
         loss1 = anchors.mean(self._auxiliary(log_rate, progress) * (log_r - log_rate).exp() - positive)
-        loss2 = anchors.mean(log_sum)  # relative to the positive
+        loss2 = anchors.mean(log_sum)  # log_sum is relative to the positive, - log s+ in the paper
         metrics = self.by_side(log_rate_mean=log_rate.mean(1), share_unseen=share_unseen(rows["log_rate"]))
         return Outcome(one * loss1 + two * loss2, {"log_rate": log_rate, **log_g_rows(anchors, rows)}, metrics)
 
     def _auxiliary(self, log_rate: Tensor, progress: Progress) -> Tensor:
-        """Return U_i · rate_i, [sides, b], of the geometric loss half of it; equal on all ranks and after a resume."""
+        """Return U_i · rate_i, [sides, b], or half of it for the geometric loss; the same on all ranks."""
         if self.settings.auxiliary == "mean":
             return torch.ones_like(log_rate)
         # Hashed, because a CPU generator uses only 32 bits of its seed.

@@ -177,7 +177,7 @@ class FastclipV3(_GlobalTemperature):
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         est, tau, rho = self.estimate(anchors, rows, progress), anchors.tau[0, 0], self.settings.rho
         pull = anchors.mean(est.ratio * tau.detach() * anchors.log_sum)
-        loss = tau * (anchors.mean(est.log_s_eps) + 2 * rho) + slope(pull)  # in tau: eq 10
+        loss = tau * (anchors.mean(est.log_s_eps) + 2 * rho) + slope(pull)  # its gradient in tau: eq 10
         gradient = anchors.mean(est.log_s_eps - est.exponent) + 2 * rho  # eq 10 again, as a metric
         return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, tau, gradient))
 

@@ -1,4 +1,4 @@
-"""What a model that is not trained says of pairs: log s, margin, similarity, and the temperature at which rho binds."""
+"""Pairs judged by a model that is not trained: log s, margin, similarity, and the temperature at which rho binds."""
 
 import math
 from collections.abc import Mapping
@@ -18,8 +18,6 @@ from .sogclr import BoundedTau
 
 SIMILARITY = "pair/similarity"
 """Field of a pair's cosine."""
-_POPULATION = 1 << 62
-"""Of which the candidates are drawn: many times more than a batch."""
 
 
 class FrozenSettings(BoundedTau, frozen=True):
@@ -58,7 +56,7 @@ class Frozen(Objective):
         features = [side.cpu().numpy() for side in frame.targets.float()]
         bounds, places = Bounds(settings.rho, settings.tau_min, settings.tau_max), np.arange(own.start, own.stop)
         solved = [
-            solve([anchors[own]], [others], places, bounds, population=_POPULATION).tau
+            solve([anchors[own]], [others], places, bounds, population=1 << 62).tau  # many batches
             for anchors, others in (features, features[::-1])
         ]
         taus = torch.from_numpy(np.stack(solved)).to(positive).clamp(settings.tau_min, settings.tau_max)

@@ -111,7 +111,7 @@ class IndividualTemperature(GlobalContrastive):
         """iSogCLR eq 13, 19 and 20; FastCLIP eq 9. The step uses the old temperatures."""
         settings = self.settings
         est = self.estimate(anchors, rows, progress)
-        gradient = est.log_s_eps + settings.rho - est.exponent  # eq 13, 19, 20, without 1/n and with the new s
+        gradient = est.log_s_eps + settings.rho - est.exponent  # FastCLIP eq 9, without 1/n and with the new s
         moved = self.move(rows, gradient.clamp(-settings.grad_clip, settings.grad_clip), progress)
         if anchors.doubted is not None:
             # Otherwise tau would fall to its floor, where a single near negative maintains the doubt.

@@ -88,7 +88,6 @@ class BarlowTwins(Objective):
 
 
 def _centred(features: Tensor) -> Tensor:
-    """Return features [b, d] minus the mean of each column."""
     centred = features - features.mean(0)
     # Again: the mean of a column far from 0 is itself rounded, and this removes the rest of it.
     return centred - centred.detach().mean(0)

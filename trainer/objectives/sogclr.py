@@ -13,8 +13,6 @@ from torch import Tensor
 from .base import Outcome, Progress, Settings, slope
 from .contrastive import Anchors, Contrastive, DoubtSettings, Rows
 
-_LOG_G_GAMMA = 0.8
-"""Weight of the new value in the average of g."""
 SILENT = 0.01
 """Sum of an anchor's weights below which its features get next to no gradient; about 1 where s follows g."""
 
@@ -149,7 +147,7 @@ def log_g_rows(anchors: Anchors, rows: Rows) -> Rows:
     """Return the new log g, [2, b], of an objective that keeps it only for `doubt_after`; empty if that is unset."""
     if "log_g" not in rows:
         return {}
-    return {"log_g": update_log_s(rows["log_g"], anchors.log_sum.detach() - math.log(anchors.candidates), _LOG_G_GAMMA)}
+    return {"log_g": update_log_s(rows["log_g"], anchors.log_sum.detach() - math.log(anchors.candidates), 0.8)}
 
 
 def log_with_eps(log_s: Tensor, eps: float) -> Tensor:

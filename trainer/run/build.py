@@ -143,18 +143,14 @@ def _resolve_data(data: DataConfig, dataset: Dataset, mode: str) -> DataConfig:
         update |= {"path": "", "parts": parts, "shares": data.shares or (1,) * len(parts)}
     update |= {option: pinned(getattr(data, option), option) for option in SELECTING}
     data = data.model_copy(update=update)
-    return data.model_copy(update={"planted": _shares_planted(data, dataset, mode)})
-
-
-def _shares_planted(data: DataConfig, dataset: Dataset, mode: str) -> float | tuple[float, ...]:
-    """Return `data.planted` with numbers as shares of the samples that there are now: appended ones follow."""
+    # Numbers of planted samples become shares of the samples that there are now: appended ones follow.
     given, of_parts = np.atleast_1d(data.planted), isinstance(data.planted, tuple)
     sizes = [part.n for part in getattr(dataset, "parts", ())] if of_parts else [_samples(data, dataset)]
     shares = np.where(given >= 1, given / sizes, given) if len(given) == len(sizes) else given + 1
     if given.any() and (mode != "bimodal" or not ((shares >= 0) & (shares <= 0.5)).all()):
         what = "be a share up to 0.5, or a number up to half of the samples, or one for each part of a mixture"
         raise ConfigError(f"data.planted = {data.planted} should {what}; it is for pairs alone")
-    return tuple(shares.tolist()) if of_parts else float(shares[0])
+    return data.model_copy(update={"planted": tuple(shares.tolist()) if of_parts else float(shares[0])})
 
 
 def recipe_named(asked: str | RecipeConfig) -> Recipe:
@@ -369,7 +365,8 @@ def open_loader(
         return SyntheticLoader(dataset, served, **shared, device=device)
     shared |= {
         "recipe": recipe_named(config.recipe),
-        "workers": config.workers or _workers_beside_others(config.loader, world),
+        # Of ranks that share a machine; None lets the loader choose.
+        "workers": config.workers or (world.cores and world.cores + (config.loader == "dali")),
         "ahead": config.ahead,
         "captions": config.captions,
         "device": device.type,
@@ -390,11 +387,6 @@ def open_loader(
     if pieces > 1:
         shared["device"] = "cpu"  # where the pieces of a batch wait
     return FFCVLoader(dataset, served, **shared, augment=augment)
-
-
-def _workers_beside_others(loader: str, world: World) -> int | None:
-    """Return the number of threads for a rank that shares its machine; None lets the loader choose."""
-    return None if world.cores is None else world.cores + (loader == "dali")
 
 
 def _augmentation_named(name: str) -> Augmentation:

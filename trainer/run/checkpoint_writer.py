@@ -13,13 +13,7 @@ import torch
 
 from ...pipeline.order.order import ORDER_VERSION
 from ...state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
-from ..checkpoints.checkpoint_files import (
-    CheckpointInfo,
-    checkpoints_in,
-    remove_checkpoints,
-    retained_steps,
-    save_checkpoint,
-)
+from ..checkpoints import checkpoint_files
 from ..checkpoints.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from ..config import TrainConfig, to_toml, to_tree
 from ..metrics.metrics_log import MetricsLog
@@ -160,21 +154,23 @@ class Checkpointer:
         self._log.sync()
         self._run.metrics.put()
         self._run.warnings.put()
-        info = CheckpointInfo(
+        info = checkpoint_files.CheckpointInfo(
             step=step,
             snapshot=committed.id,
             order_version=ORDER_VERSION,
             dataset_fingerprint=self._dataset_fingerprint,
             settings=to_tree(self._config),
         )
-        save_checkpoint(self._run.checkpoints, info, state)
+        checkpoint_files.save_checkpoint(self._run.checkpoints, info, state)
         keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
         try:  # before their snapshots; never this one, which `latest` names
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
-            kept = retained_steps(snapshots, keep_last, keep_every) | {step}
+            kept = checkpoint_files.retained_steps(snapshots, keep_last, keep_every) | {step}
             if keep_every:  # includes steps with a damaged snapshot: the weights are intact
-                kept |= {each for each in checkpoints_in(self._run.checkpoints) if each % keep_every == 0}
-            remove_checkpoints(self._run.checkpoints, keep=kept)
+                kept |= {
+                    each for each in checkpoint_files.checkpoints_in(self._run.checkpoints) if each % keep_every == 0
+                }
+            checkpoint_files.remove_checkpoints(self._run.checkpoints, keep=kept)
         except StoreLockedError:
             raise
         except (StateStoreError, OSError) as error:

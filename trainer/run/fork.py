@@ -16,22 +16,14 @@ from ...storage.lock import LockedError
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
-from ..checkpoints.checkpoint_files import (
-    LATEST,
-    CheckpointInfo,
-    checkpoints_in,
-    fork_checkpoint,
-    load_checkpoint,
-    read_info,
-)
+from ..checkpoints import checkpoint_files
 from ..config import TrainConfig, load_config, to_tree
 from ..config.layers import Layers
 from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
-from ..lineage import Origin, read_lineage
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
 from ..plugins import code_in
-from ..run_directory import RunDirectory, find_checkpoint
+from ..run_directory import Origin, RunDirectory, find_checkpoint, read_lineage
 from .build import pieces_per_step, refusals
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
@@ -46,7 +38,7 @@ class Fork(NamedTuple):
     """A fork that can be made. recorded: the origin's settings at that step, resolved like the fork's own."""
 
     origin: RunDirectory
-    checkpoint: tuple[Place, CheckpointInfo] | None
+    checkpoint: tuple[Place, checkpoint_files.CheckpointInfo] | None
     """None: the fork begins again at step 0."""
     recorded: TrainConfig
     config: TrainConfig
@@ -76,10 +68,10 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     """
     recorded = now = origin.config(edited="refuse")
     checkpoint, step = None, 0
-    kept = checkpoints_in(origin.checkpoints)
+    kept = checkpoint_files.checkpoints_in(origin.checkpoints)
     if (at or kept) and (at != "step-0" or 0 in kept):
-        file = find_checkpoint(origin, at or LATEST)
-        info = read_info(file)
+        file = find_checkpoint(origin, at or checkpoint_files.LATEST)
+        info = checkpoint_files.read_info(file)
         refuse_other_order(file, info)
         checkpoint, step = (file, info), info.step
         recorded = with_free(settings_at(file, info.settings), now)
@@ -114,7 +106,12 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         with refusals("data.without: "):
             order.refuse_thin_steps(holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
-        _log.warning("%s has changed since step-%d, and a fork does so only if told to: %s", origin.path, step, later)
+        _log.warning(
+            "%s has changed since step-%d; a fork has the settings of that step: %s",
+            origin.path,
+            step,
+            later,
+        )
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:
@@ -150,13 +147,13 @@ def fork_run(origin: RunDirectory, at: str | None, given: Layers, into: RunDirec
     and in a bucket one that failed, is removed when it is repeated. Raises RunExistsError, and as `plan_fork`.
     """
     while True:
-        seen = checkpoints_in(origin.checkpoints)
+        seen = checkpoint_files.checkpoints_in(origin.checkpoints)
         try:
             fork = plan_fork(origin, at, given)
             _make(fork, into)
             return fork
         except (OSError, RunError, StateStoreError):
-            if not (gone := {*seen.values()} - {*checkpoints_in(origin.checkpoints).values()}):
+            if not (gone := {*seen.values()} - {*checkpoint_files.checkpoints_in(origin.checkpoints).values()}):
                 raise
             _log.warning("%s has removed %s; starting over", origin.path, ", ".join(sorted(path.name for path in gone)))
 
@@ -167,7 +164,9 @@ def _make(fork: Fork, into: RunDirectory) -> None:
     origin = Origin(run=place, id=known.id if known else None, step=fork.step, changed=changed)
     left = read_lineage(into.lineage_file) if into.path.is_remote and not into.exists() else None
     last = left.origins[-1] if left and left.origins else None
-    if not (last and last.run == place and {*checkpoints_in(into.checkpoints)} <= {last.step}):  # of a killed fork
+    if not (
+        last and last.run == place and {*checkpoint_files.checkpoints_in(into.checkpoints)} <= {last.step}
+    ):  # of a killed fork
         into.refuse_existing()
     try:
         with into.path.resolve().built() as building, ExitStack() as end:
@@ -200,7 +199,9 @@ def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
     path, info = fork.checkpoint
     try:
         fork_state(origin.state, run.state, info.snapshot, lock.writer)
-        load_checkpoint(fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints))
+        checkpoint_files.load_checkpoint(
+            checkpoint_files.fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints)
+        )
     except (DamagedCheckpointError, SnapshotError, *DAMAGE) as error:  # in files of the origin, by its own names
         reason = str(error).replace(str(run.path), str(origin.path))
         raise RunError(f"{origin.path} cannot be forked at step-{info.step}: {reason}") from error

@@ -1,14 +1,13 @@
 """The batches of a run for another library's training loop."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from tempfile import TemporaryDirectory
-from typing import Any, Self
+from typing import Any
 
 from ...pipeline.batch import Batch
+from ...pipeline.loading import Closing
 from ...pipeline.opening import Dataset, open_dataset
 from ...pipeline.order.mixed_order import MixedOrder
 from ...pipeline.order.order import ORDER_VERSION, Selected
@@ -34,7 +33,7 @@ ONE_PROCESS = "thermopile.Loader cannot be copied to another process; use it in 
 NOT_OF_BATCHES = {*MAY_DIFFER, "data.cache", "data.ahead", "data.weights"}
 
 
-class Loader(Position):
+class Loader(Closing, Position):
     """One rank's batches of a dataset, as `thermopile train` makes them, in place of torch's DataLoader.
 
     Each iteration yields the rest of an epoch as `Batch`, and the next one begins with the next epoch. `state_dict`
@@ -42,6 +41,10 @@ class Loader(Position):
     tokens as one that was never stopped, on any number of ranks that divides `order.canonical_shards`.
 
     It decodes in threads and reads ahead by itself, so it cannot be copied to another process.
+
+        >>> with thermopile.Loader("data/mine", {"batch_size": 32}) as loader:
+        ...     print([len(batch.sample_ids) for batch in loader])
+        [32, 32]
     """
 
     def __init__(self, data: Places, settings: Mapping[str, Any] | None = None, *, world: World | None = None) -> None:
@@ -123,12 +126,6 @@ class Loader(Position):
     def close(self) -> None:
         """End the threads and delete temporary files."""
         self._resources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError(ONE_PROCESS)

@@ -15,8 +15,7 @@ from ...storage.selection import ABOUT, Selection
 from ..checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ..config import TrainConfig
 from ..errors import RunError
-from ..lineage import read_facts
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, read_facts
 from .selection_files import selects, write_selection
 
 

@@ -23,11 +23,10 @@ from ..config import TrainConfig, flat, to_tree
 from ..encoders.initial_weights import parts_of
 from ..encoders.locking import starts_trained
 from ..errors import ConfigError, RunError, one_line
-from ..lineage import read_lineage
 from ..objectives import Objective
 from ..optim import rate_jump
 from ..plugins import OPEN_CLIP, TIMM
-from ..run_directory import RunDirectory
+from ..run_directory import RunDirectory, read_lineage
 from ..world import World
 from .own_dataset import growth, open_own
 from .resume_settings import changes_since, settings_at
@@ -228,7 +227,7 @@ def state_to_grow(config: TrainConfig, dataset: Dataset, objective: Objective) -
     known = {**dataset.index.predecessors, dataset.index.fingerprint: dataset.n}
     if known.get(reader.dataset_fingerprint) != reader.samples:
         raise ConfigError(
-            f"--grow: {dataset.place} did not grow from the dataset of {path}, whose samples are others; "
+            f"--grow: {dataset.place} did not grow from the dataset of {path}, which has other samples; "
             "append to that dataset (thermopile convert … --append), or leave out --grow"
         )
     if set(reader.fields) != set(objective.fields):

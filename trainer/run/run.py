@@ -35,20 +35,11 @@ from ..plugins import is_directory
 from ..precision import fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
-from .build import (
-    Parts,
-    device_named,
-    open_loader,
-    parts_of,
-    pieces_per_step,
-    reading_ahead,
-    refusals,
-    windows_from,
-)
+from . import build
 from .checkpoint_writer import Checkpointer
 from .own_dataset import keep_facts, write_own_files
 from .restoring import find_start, newest, restore, state_to_grow, take_lock, warn_of_changes
-from .sample_rows import SampleRows
+from .row_store import SampleRows
 from .selection_files import selects
 from .starting import Request, start
 
@@ -89,7 +80,7 @@ class Run(SampleRows):
         *,
         resume: bool = False,
         world: World = ALONE,
-        parts: Parts | None = None,
+        parts: build.Parts | None = None,
     ) -> None:
         """Make the parts of a run with complete settings (`resolve`), or of one to resume from its latest checkpoint.
 
@@ -100,8 +91,8 @@ class Run(SampleRows):
         self.resumes = resume
         opened = parts.dataset if parts else None
         self.dataset, self.start = find_start(config, directory, world, opened, resume=resume)
-        self.device = device_named(config.device)
-        _, objective, self.order = parts or parts_of(config, self.dataset, world)
+        self.device = build.device_named(config.device)
+        _, objective, self.order = parts or build.parts_of(config, self.dataset, world)
         self.objective = objective.to(self.device)
         torch.manual_seed(config.seed)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
@@ -115,7 +106,7 @@ class Run(SampleRows):
         self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
         self.steps_done = self._refused_rows = self._refused_before = 0
-        self.pieces = pieces_per_step(config.batch_size, config.micro_batch, world)
+        self.pieces = build.pieces_per_step(config.batch_size, config.micro_batch, world)
         self.clock = StepClock(self.device, fetches=self.dataset.fetches)
         self._pace = Pace(CudaDevice(self.device)) if self.device.type == "cuda" else None
         self.objective.communicating = partial(self.clock.computing, "communication")
@@ -125,7 +116,9 @@ class Run(SampleRows):
             timed = self.device.type == "cuda" and not config.data.without
             resources.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
             self.loader = resources.enter_context(
-                open_loader(config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces)
+                build.open_loader(
+                    config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces
+                )
             )
             with agreement(world.control, RunError):
                 if self.start is None and config.init.run:
@@ -186,8 +179,8 @@ class Run(SampleRows):
             if resume and world.is_first and self.selection is not None:
                 self.refuse_thin_steps(self.selection.without)
         self.expect_coming_rows()
-        windows = windows_from(self.steps_done, self.order, config.epochs, world)
-        opened.enter_context(reading_ahead(config.data, self.dataset, self.served, windows, world))
+        windows = build.windows_from(self.steps_done, self.order, config.epochs, world)
+        opened.enter_context(build.reading_ahead(config.data, self.dataset, self.served, windows, world))
         self.log = self._opened_log(run, opened)
         self.checkpointer = Checkpointer(config, run, self.store, self.log, world, self.dataset.index.fingerprint)
         opened.callback(self.checkpointer.close)
@@ -270,7 +263,7 @@ class Run(SampleRows):
             given.add({"data": data_at(data)}, "data")
         plan = start(given, Request(directory, given.origins.values(), allowed=allow_change), world)
         config = plan.config
-        if begin and (config.model.ema or pieces_per_step(config.batch_size, config.micro_batch, world) > 1):
+        if begin and (config.model.ema or build.pieces_per_step(config.batch_size, config.micro_batch, world) > 1):
             raise ConfigError("micro_batch and model.ema are for thermopile's own loop, Trainer.train; leave them out")
         run = cls(config, directory, resume=plan.resume, world=world, parts=plan.parts)
         if begin:
@@ -285,7 +278,7 @@ class Run(SampleRows):
     def refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
         """Raise ConfigError if a coming step would keep too few samples. holes: positions to leave out, ascending."""
         if holes is not None:
-            with refusals("data.without: "):
+            with build.refusals("data.without: "):
                 pieces = self.pieces * self.world.size
                 self.order.refuse_thin_steps(holes, self.steps_done, self.total_steps, pieces)
 

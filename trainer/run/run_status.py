@@ -13,10 +13,9 @@ from ...state_store.errors import StateStoreError
 from ...storage.place import Log, Place, lock_status
 from ..checkpoints.checkpoint_files import INFO, checkpoints_in
 from ..config import FROZEN
-from ..lineage import Lineage, read_lineage
 from ..metrics.metrics_file import last_lines, loss_curve
 from ..metrics.step_report import RECENT_STEPS, TIME, collapse, hints, split
-from ..run_directory import RunDirectory
+from ..run_directory import Lineage, RunDirectory, read_lineage
 
 if TYPE_CHECKING:
     from ...state_store import StateReader
@@ -224,7 +223,6 @@ def _read_metrics(
 
 
 def _age(file: Place | Log) -> float:
-    """Return the seconds since the file was written."""
     return max(0.0, time.time() - file.modified())  # another machine's clock may be ahead
 
 

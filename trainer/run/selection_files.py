@@ -118,8 +118,8 @@ def write_selection(
                 )
             if ends[1] and not np.float32(ends[1] / mean):
                 raise ConfigError(
-                    f"--weights {file}: beside the largest weight, {ends[0]:g}, all others are 0 in "
-                    f"float32, since the next is {ends[1]:g}; lower the largest"
+                    f"--weights {file}: the largest weight, {ends[0]:g}, is so large that in float32 all others "
+                    f"become 0, the next of which is {ends[1]:g}; lower the largest"
                 )
             writer.add(WEIGHTS, (piece / mean for piece in _weights(file, ids, dataset)))
         if data.without:
@@ -278,7 +278,7 @@ def _named(given: pa.ChunkedArray, names: Sequence[str], dataset: Dataset, sampl
         few = ", ".join(f"{_shown(wanted[int(place)])} ({count[place]} samples)" for place in wrong[:3])
         raise ConfigError(
             f"{where}: {len(wrong):,} rows do not name one sample of {dataset.place} by {' and '.join(names)}: {few}; "
-            f"correct or remove them, or keep {SAMPLE_ID} beside"
+            f"correct or remove them, or give the column {SAMPLE_ID} too"
         )
     return pa.array(ids).take(pc.index_in(given, value_set=wanted))
 

@@ -1,4 +1,4 @@
-"""What a new run takes from its models besides weights: dimension, temperature, normalisation."""
+"""Settings that a new run takes from its models: dimension, temperature, normalisation."""
 
 import math
 from math import inf

@@ -76,8 +76,8 @@ def test_the_first_layer_learns_as_from_the_ffcv_loader_on_the_same_ids(open_dal
     with FFCVLoader(pairs_dataset, loader.order, **options) as ffcv:
         expected, deviation = first_gradients(ffcv, device)
     found, _ = first_gradients(loader, device)
-    # The loaders' views differ by less than 1.5 levels of 255 in the mean (docs/figures.md). The gradient is a sum over
-    # pixels times what comes back from the layers behind, and each of the two changes by no more than that share.
+    # The loaders' views differ by less than 1.5 levels of 255 in the mean (docs/figures_data.md). The gradient is a sum
+    # over pixels times what comes back from the layers behind, and each of the two changes by no more than that share.
     tolerance = 2 * (1.5 / 255) / deviation
     for one, other in zip(found, expected, strict=True):
         assert (one - other).norm() < tolerance * other.norm()

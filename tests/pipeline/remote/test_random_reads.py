@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from thermopile.benchmarks.scale import FolderStore
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.order.order import Order, Selected
-from thermopile.pipeline.remote.blocks import Blocks
 from thermopile.pipeline.remote.samples import ABSENT, COMING, Contents
+from thermopile.pipeline.remote.schedule import Blocks
 from thermopile.storage.bucket import Address
 from thermopile.storage.lock import own_folder
 from thermopile.storage.selection import IDS, Selection, SelectionWriter

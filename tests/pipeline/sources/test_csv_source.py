@@ -7,13 +7,18 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import csv_rows
+from thermopile.pipeline.sources.csv_rows import taken
 from thermopile.pipeline.sources.csv_source import CsvSource
+
+COUNTED = pa.proxy_memory_pool(pa.default_memory_pool())
+"""It must outlive what was allocated from it."""
 
 
 @pytest.fixture
@@ -187,6 +192,25 @@ def test_rows_are_those_of_pythons_own_reader_wherever_the_file_is_cut(rows, sep
             found = [row for row in csv.reader(opened, delimiter=separator) if len(row) == 3][1:]
         expected = [tuple(text.encode() for text in (*row[:2], row[2].strip())) for row in found]
         assert [(row["image"], row["caption"], row["group"]) for row in read if row["problem"] is None] == expected
+
+
+def test_rows_of_a_long_list_are_taken_without_a_copy_of_all(tmp_path):
+    rows = pa.table({"caption": [b"%07d" % place * 20 for place in range(100_000)]})
+    with pa.OSFile(str(tmp_path / "rows"), "wb") as file, pa.ipc.new_file(file, rows.schema) as writer:
+        writer.write_table(rows, max_chunksize=1_000)
+    listed, indices = (
+        pa.ipc.open_file(pa.memory_map(str(tmp_path / "rows"))).read_all(),
+        np.array([99_999, 5, 5, 1_000, 0]),
+    )
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(COUNTED)
+    try:
+        found = taken(listed, indices)
+    finally:
+        pa.set_memory_pool(usual)
+    assert found.equals(rows.take(indices))
+    assert 0 < COUNTED.max_memory() < 100_000
+    assert len(taken(listed, indices[:0])) == 0
 
 
 def test_a_list_that_is_changed_after_it_was_read_changes_no_sample(listed, tmp_path):

@@ -1,7 +1,7 @@
 import numpy as np
 
 from thermopile.tools.report.figures.embedding_map import CLASS_COLOURS
-from thermopile.tools.report.figures.negatives import draw_curves
+from thermopile.tools.report.figures.lines import draw_curves
 from thermopile.tools.report.figures.svg import NARROW
 
 from support.figures import is_of, pixels, svg, texts

@@ -12,7 +12,7 @@ from thermopile.tools.inspection.temperatures.drift import Drift, SideDrift
 from thermopile.tools.inspection.temperatures.samples import StateAt
 from thermopile.tools.inspection.temperatures.through_time import Moment, TauAt, ThroughTime
 from thermopile.tools.report.figures.histograms import draw_drift
-from thermopile.tools.report.figures.over_time import draw_history, draw_tau_over_time
+from thermopile.tools.report.figures.lines import draw_history, draw_tau_over_time
 from thermopile.tools.report.figures.svg import NARROW, WIDE, svg_of
 from thermopile.tools.report.figures.svg import SIDES as SIDE_COLOURS
 

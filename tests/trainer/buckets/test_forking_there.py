@@ -4,9 +4,8 @@ import pytest
 
 from thermopile.state_store import StateStoreError
 from thermopile.storage.bucket import Address
-from thermopile.trainer.lineage import Origin, read_lineage, sealed_lineage
 from thermopile.trainer.run import fork as fork_module
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import Origin, RunDirectory, read_lineage, sealed_lineage
 
 from support.cli import assert_one_line, cli, succeed
 from support.runs import assert_same_state, assert_same_weights, losses, new_run, resumed

@@ -108,7 +108,7 @@ def test_a_momentum_network_starts_as_the_image_encoder_whatever_is_loaded(of_so
     load_initial_weights(fresh, pinned(str(write_run(tmp_path / "run", source))))
     assert torch.equal(weights(fresh.image), weights(source.image))
     assert torch.equal(weights(fresh.momentum), weights(source.image))
-    assert "has no predictor: that of this run is newly initialised" in caplog.text
+    assert "has no predictor; this run initialises its own" in caplog.text
 
 
 def test_a_bimodal_run_from_a_unimodal_one_keeps_its_own_text_encoder_and_says_so(tmp_path, caplog):

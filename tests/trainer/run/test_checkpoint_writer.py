@@ -35,8 +35,8 @@ class SlowDisk:
 
     def __init__(self, monkeypatch):
         self.began, self.free = threading.Event(), threading.Event()
-        self._save = checkpoint_writer.save_checkpoint
-        monkeypatch.setattr(checkpoint_writer, "save_checkpoint", self)
+        self._save = checkpoint_writer.checkpoint_files.save_checkpoint
+        monkeypatch.setattr(checkpoint_writer.checkpoint_files, "save_checkpoint", self)
 
     def __call__(self, *arguments, **named):
         self.began.set()
@@ -144,14 +144,14 @@ def test_a_run_that_ends_by_an_error_finishes_the_checkpoint_being_written(pairs
 
 @pytest.mark.parametrize("at", [3, 7])
 def test_an_error_that_no_disk_gives_ends_the_run(pairs_dataset, tmp_path, monkeypatch, at):
-    save = checkpoint_writer.save_checkpoint
+    save = checkpoint_writer.checkpoint_files.save_checkpoint
 
     def wrong(folder, info, training, **named):
         if info.step == at:
             raise KeyError("a mistake in the program")
         return save(folder, info, training, **named)
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", wrong)
+    monkeypatch.setattr(checkpoint_writer.checkpoint_files, "save_checkpoint", wrong)
     run = RunDirectory(tmp_path / "run")
     with (
         pytest.raises(KeyError, match="a mistake in the program"),

@@ -19,11 +19,10 @@ from thermopile.storage.local import LocalPath
 from thermopile.storage.place import duplicate
 from thermopile.storage.selection import Selection
 from thermopile.trainer.checkpoints.checkpoint_files import remove_checkpoints
-from thermopile.trainer.lineage import read_lineage
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import fork as fork_module
 from thermopile.trainer.run import restoring
-from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.run_directory import RunDirectory, read_lineage
 
 from support.cli import answer, assert_one_line, cli, sets, succeed
 from support.conversions import append_glyphs
@@ -231,13 +230,13 @@ def test_a_run_that_trains_is_forked_and_one_that_removes_the_checkpoint_is_fork
 
 def test_a_checkpoint_that_is_removed_before_it_is_read_is_not_said_to_be_damaged(whole, tmp_path, monkeypatch):
     run = RunDirectory(shutil.copytree(whole.path, tmp_path / "run"))
-    real = fork_module.read_info
+    real = fork_module.checkpoint_files.read_info
 
     def read_info(file):
         remove_checkpoints(run.checkpoints, keep=[12])
         return real(file)
 
-    monkeypatch.setattr(fork_module, "read_info", read_info)
+    monkeypatch.setattr(fork_module.checkpoint_files, "read_info", read_info)
     assert checkpoints(fork(run.path, tmp_path / "fork")) == {12}
     assert_one_line(cli("fork", at(run, 14), "--out", tmp_path / "named"), 1, "no checkpoint 'step-14'", "step-12")
 
@@ -368,7 +367,7 @@ def test_settings_are_those_of_the_checkpoint_and_later_ones_are_named(pairs_dat
     run.record(free.model_copy(update={"epochs": 5}))
     forked = fork(at(run, 8), tmp_path / "fork")
     assert forked.config() == free  # what affects no result is as it is now
-    assert "has changed since step-8, and a fork does so only if told to: epochs: 2 → 5" in caplog.text
+    assert "has changed since step-8; a fork has the settings of that step: epochs: 2 → 5" in caplog.text
 
 
 @pytest.mark.wide

@@ -310,7 +310,11 @@ def test_weights_of_0_beside_a_large_one_are_taken_if_others_remain(pairs_datase
         (range(2_000), pa.array([None, *[1.0] * 1_999]), r"rows without a weight \(null\)"),
         (range(2_000), [0] * 2_000, "add up to 0; their mean must be positive"),
         (range(2_000), [5e-324, *[0] * 1_999], "their mean must be positive"),
-        (range(2_000), [1e300, 1e300, *[1] * 1_998], r"the largest weight, 1e\+300, all others are 0 in float32"),
+        (
+            range(2_000),
+            [1e300, 1e300, *[1] * 1_998],
+            r"the largest weight, 1e\+300, is so large .* all others become 0",
+        ),
         (range(2_000), ["1"] * 2_000, "the column 'weight' is string; it must hold numbers"),
         ([*range(2_000), 9], [1] * 2_001, "has sample 9 more than once"),
     ],

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ....pipeline.dataset.index import FINGERPRINT
+from ....pipeline.loading import Closing
 from ....pipeline.opening import Dataset
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
@@ -135,7 +136,7 @@ def find_duplicates(
     return _sorted(exact, blank, SimilarPairs.joined(near), of_near, representative, compared)
 
 
-class Thumbnails:
+class Thumbnails(Closing):
     """Decodes the pictures of pairs: the largest central square, reduced to what `agreement` compares."""
 
     def __init__(self, dataset: Dataset) -> None:
@@ -166,10 +167,7 @@ class Thumbnails:
             on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)), len(sample_ids))
         return pictures
 
-    def __enter__(self) -> Thumbnails:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._maker.close()
 
 
@@ -235,7 +233,7 @@ def _unusable(path: Path, why: str) -> RunError:
 
 
 def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:
-    """Write one row per pair as Parquet, atomically; docs/formats.md describes the columns. Raises OSError."""
+    """Write one row per pair as Parquet, atomically; docs/run_files.md describes the columns. Raises OSError."""
     near, blank = found.reason == NEAR, found.reason == BLANK
     table = pa.table(
         {

@@ -58,12 +58,16 @@ def agreement(first: NDArray[np.float32], second: NDArray[np.float32]) -> Agreem
     """Align pairs of prepared pictures, float32 [p, 32, 32] each, and compare them."""
     scale, shift = np.ones(len(first), np.float32), np.zeros((len(first), 2), np.float32)
     sources = first, np.gradient(first, axis=1), np.gradient(first, axis=2)
-    wanted = _window(second).reshape(len(second), -1)
+    wanted = second[:, _MARGIN:-_MARGIN, _MARGIN:-_MARGIN].reshape(len(second), -1)
     for _ in range(_ITERATIONS):
         warped, by_y, by_x = _warp(sources, scale, shift)
         by_scale = _WINDOW[:, None] * by_y + _WINDOW * by_x
         columns = np.stack([warped, np.ones_like(warped), by_scale, by_y, by_x], 1).reshape(len(first), 5, -1)
-        step = _least_squares(columns, wanted)
+        normal = (columns @ columns.transpose(0, 2, 1)).astype(np.float64)
+        right = (columns @ wanted[:, :, None]).astype(np.float64)
+        # Pictures without structure have no unique alignment: the ridge keeps the solution of least squares finite.
+        ridge = 1e-6 * np.trace(normal, axis1=1, axis2=2)[:, None, None] * np.eye(5) + 1e-6 * np.eye(5)
+        step = np.linalg.solve(normal + ridge, right)[:, :, 0]
         # The last three are products with the gain.
         gain = np.where(np.abs(step[:, :1]) < 0.1, 1, step[:, :1])
         move = np.clip(step[:, 2:] / gain, -1, 1).astype(np.float32)
@@ -81,10 +85,6 @@ def _compare(first: NDArray[np.float32], second: NDArray[np.float32]) -> Agreeme
     # What is left of the one with more contrast after the best gain and offset.
     difference = np.maximum(*spreads) * np.sqrt(np.maximum(1 - correlation**2, 0))
     return Agreement(correlation.astype(np.float32), np.where(flat, np.inf, difference).astype(np.float32))
-
-
-def _window(pictures: NDArray[np.float32]) -> NDArray[np.float32]:
-    return pictures[:, _MARGIN:-_MARGIN, _MARGIN:-_MARGIN]
 
 
 def _warp(
@@ -105,12 +105,3 @@ def _weights(scale: NDArray[np.float32], shift: NDArray[np.float32]) -> NDArray[
     near, far = (1.5 * t - 2.5) * t * t + 1, ((-0.5 * t + 2.5) * t - 4) * t + 2
     weights = np.where(t <= 1, near, np.where(t < 2, far, 0))
     return np.asarray(weights / weights.sum(2, keepdims=True), np.float32)
-
-
-def _least_squares(columns: NDArray[np.float32], wanted: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return the coefficients, float64 [p, 5], of columns, [p, 5, k], whose sum is nearest to wanted, [p, k]."""
-    normal = (columns @ columns.transpose(0, 2, 1)).astype(np.float64)
-    right = (columns @ wanted[:, :, None]).astype(np.float64)
-    # Pictures without structure have no unique alignment: the ridge keeps the solution finite.
-    ridge = 1e-6 * np.trace(normal, axis1=1, axis2=2)[:, None, None] * np.eye(5) + 1e-6 * np.eye(5)
-    return np.asarray(np.linalg.solve(normal + ridge, right)[:, :, 0])

@@ -87,7 +87,11 @@ def _compared(features: FeaturesFile, left_out: NDArray[np.bool_]) -> Iterator[t
             similarity = queries @ block[:, 0].T
             rows, columns = np.nonzero(similarity >= MIN_SIMILARITY)
             found = SimilarPairs(start + rows, first + columns, similarity[rows, columns])
-            best = _nearest(SimilarPairs.joined([best, _usable(found, left_out)]))
+            pairs = SimilarPairs.joined([best, _usable(found, left_out)])
+            order = np.lexsort((pairs.second, -pairs.similarity, pairs.first))  # of ties, the lowest ids
+            sorted_first = pairs.first[order]
+            rank = np.arange(len(order)) - np.searchsorted(sorted_first, sorted_first)
+            best = pairs.of(order[rank < MAX_SIMILAR])
         yield stop, best
 
 
@@ -140,11 +144,3 @@ def _pictures(features: FeaturesFile, start: int, stop: int) -> NDArray[np.float
 
 def _usable(pairs: SimilarPairs, left_out: NDArray[np.bool_]) -> SimilarPairs:
     return pairs.of((pairs.first < pairs.second) & ~left_out[pairs.first] & ~left_out[pairs.second])
-
-
-def _nearest(pairs: SimilarPairs) -> SimilarPairs:
-    """Keep the MAX_SIMILAR most similar of each first sample; of ties, the lowest ids."""
-    order = np.lexsort((pairs.second, -pairs.similarity, pairs.first))
-    sorted_first = pairs.first[order]
-    rank = np.arange(len(order)) - np.searchsorted(sorted_first, sorted_first)
-    return pairs.of(order[rank < MAX_SIMILAR])

@@ -8,18 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..json_fields import AsJson, Hidden, named
+from ..temperatures import kinds
 from ..temperatures.associations import Association, ends_of
-from ..temperatures.kinds import (
-    BY_FEATURES,
-    COPIED,
-    CROWDED,
-    KIND_NAMES,
-    KIND_SHEET_SAMPLES,
-    NOT_TOLD_APART,
-    ORDINARY,
-    RARE,
-    Codes,
-)  # fmt: skip
 from .properties import NEAREST, OF_FEATURES, Properties
 
 RARE_BY = ("class_size", "rarest_word", "near_pictures", "near_captions")
@@ -46,7 +36,7 @@ class EvidentKinds:
 
     sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
     """int64 [m], ascending."""
-    codes: Hidden[Codes]
+    codes: Hidden[kinds.Codes]
     """int8 [m]: by the state alone, unless that is `ordinary`."""
     counts: dict[str, int]
     """Kind -> number of samples; only those that need features."""
@@ -62,7 +52,7 @@ def evident_kinds(
     found: Properties,
     tau: Mapping[str, NDArray[np.float32]],
     associations: Mapping[str, Sequence[Association]],
-    of_state: Codes,
+    of_state: kinds.Codes,
 ) -> EvidentKinds:
     """Decide the kinds of m samples, the first that applies.
 
@@ -74,12 +64,16 @@ def evident_kinds(
     """
     around, copies = found.around["pictures"], found.values["copies"]
     applies: dict[int, NDArray[np.bool_]] = {
-        CROWDED: np.any([of_side == 0 for of_side in tau.values()], axis=0),
-        COPIED: copies > 0,
-        NOT_TOLD_APART: _not_told_apart(found),
+        kinds.CROWDED: np.any([of_side == 0 for of_side in tau.values()], axis=0),
+        kinds.COPIED: copies > 0,
+        kinds.NOT_TOLD_APART: _not_told_apart(found),
     }
-    order: dict[int, NDArray[np.floating]] = {CROWDED: -around.near, COPIED: -copies, RARE: around.near}
-    order[NOT_TOLD_APART] = -around.similarity[:, -1]
+    order: dict[int, NDArray[np.floating]] = {
+        kinds.CROWDED: -around.near,
+        kinds.COPIED: -copies,
+        kinds.RARE: around.near,
+    }
+    order[kinds.NOT_TOLD_APART] = -around.similarity[:, -1]
     notable = [  # ends that go with low values of a property of RARE_BY
         (side, each)
         for side, of_side in associations.items()
@@ -88,18 +82,18 @@ def evident_kinds(
     ]
     if rare_by := min(notable, key=lambda one: one[1].area, default=None):
         side, told_by = rare_by
-        order[RARE] = values = found.values[told_by.of]
+        order[kinds.RARE] = values = found.values[told_by.of]
         at_end = ends_of(tau[side])[told_by.end]
-        applies[RARE] = at_end & (values <= np.nanquantile(values, LITTLE)) & (values < np.nanmedian(values))
+        applies[kinds.RARE] = at_end & (values <= np.nanquantile(values, LITTLE)) & (values < np.nanmedian(values))
     codes = of_state.copy()
     for code in reversed(applies):
-        codes[applies[code] & (of_state == ORDINARY)] = code
+        codes[applies[code] & (of_state == kinds.ORDINARY)] = code
     counts, sheets, evidence = dict[str, int](), dict[str, list[int]](), dict[int, Evidence]()
-    for code in BY_FEATURES:
+    for code in kinds.BY_FEATURES:
         places = np.flatnonzero(codes == code)
-        shown = places[np.argsort(order[code][places], kind="stable")][:KIND_SHEET_SAMPLES]
-        counts[KIND_NAMES[code]] = len(places)
-        sheets[KIND_NAMES[code]] = found.sample_ids[shown].tolist()
+        shown = places[np.argsort(order[code][places], kind="stable")][: kinds.KIND_SHEET_SAMPLES]
+        counts[kinds.KIND_NAMES[code]] = len(places)
+        sheets[kinds.KIND_NAMES[code]] = found.sample_ids[shown].tolist()
         for place in shown.tolist():
             evidence[int(found.sample_ids[place])] = _evidence(found, place, code, rare_by and rare_by[1].of)
     return EvidentKinds(found.sample_ids, codes, counts, sheets, evidence, rare_by and rare_by[1].of)
@@ -118,20 +112,20 @@ def _not_told_apart(found: Properties) -> NDArray[np.bool_]:
 
 
 def _evidence(found: Properties, place: int, code: int, rare_by: str | None) -> Evidence:
-    captions = rare_by == "near_captions" and code == RARE
+    captions = rare_by == "near_captions" and code == kinds.RARE
     around = found.around["captions" if captions else "pictures"]
     similar = ", ".join(f"{similarity:.2f}" for similarity in around.similarity[place])
     nearest = f"ids {', '.join(map(str, found.sample_ids[around.nearest[place]].tolist()))}, cosine {similar}"
     words = f"{around.near[place]:,.0f} of {len(found.places):,} are near"
-    if code == COPIED:
+    if code == kinds.COPIED:
         copies = f"{found.values['copies'][place]:,.0f}"
         words = f"{copies} near-cop{'y' if copies == '1' else 'ies'}"
-    elif code == NOT_TOLD_APART:
+    elif code == kinds.NOT_TOLD_APART:
         words += ", and the nearest do not look alike"
-    elif code == RARE and rare_by == "class_size" and found.classes is not None:
+    elif code == kinds.RARE and rare_by == "class_size" and found.classes is not None:
         size = f"{found.values['class_size'][place]:,.0f}"
         words = f"“{found.class_names[found.classes[place]]}” has {size} sample{'s' * (size != '1')}"
-    elif code == RARE and rare_by == "rarest_word":
+    elif code == kinds.RARE and rare_by == "rarest_word":
         count = f"{found.values['rarest_word'][place]:,.0f}"
         words = f"“{found.rarest[place]}” stands in {count} caption{'s' * (count != '1')}"
     return Evidence(words, nearest)

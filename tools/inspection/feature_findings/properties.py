@@ -78,22 +78,18 @@ def properties(inspection: Inspection, features: SampleFeatures, pool: Pool, on_
     assert inspection.dataset is not None
     places = np.sort(np.random.default_rng(0).permutation(len(features))[:LOOKED_AT])
     found = Properties(places, features.sample_ids[places])
-    _look_at_features(found, features)
+    of_rows = features.rows(places)
+    for side, name in enumerate(("pictures",) if features.of.views else ("pictures", "captions")):
+        found.around[name] = surroundings(np.ascontiguousarray(of_rows[:, side]))
+        found.values[f"near_{name}"] = found.around[name].near
+    first, second = (1, 2) if features.of.views else (0, 1)
+    found.values["own_cosine"] = (of_rows[:, first] * of_rows[:, second]).sum(1).astype(np.float64)
     _look_at_texts(found, inspection.dataset, pool)
     _look_at_pictures(found, inspection.dataset, on_progress)
     rules = KindRules.of(inspection)
     if inspection.reader and rules.log_s:
         found.values["doubt"] = rules.score(inspection.reader.rows_at(found.sample_ids, rules.columns))
     return found
-
-
-def _look_at_features(found: Properties, features: SampleFeatures) -> None:
-    of_rows = features.rows(found.places)
-    for side, name in enumerate(("pictures",) if features.of.views else ("pictures", "captions")):
-        found.around[name] = surroundings(np.ascontiguousarray(of_rows[:, side]))
-        found.values[f"near_{name}"] = found.around[name].near
-    first, second = (1, 2) if features.of.views else (0, 1)
-    found.values["own_cosine"] = (of_rows[:, first] * of_rows[:, second]).sum(1).astype(np.float64)
 
 
 def _look_at_texts(found: Properties, dataset: Dataset, pool: Pool) -> None:

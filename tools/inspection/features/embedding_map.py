@@ -106,7 +106,13 @@ def _made(inspection: Inspection, survey: Survey, asked: Asked, by: str, on_prog
     of, features = features_of(inspection, ids, 0, asked, embedding)
     perplexity = min(PERPLEXITY, (len(features) * len(places) - 1) / 3)
     on_progress("t-SNE", 0, 1)
-    xy = np.split(_project(np.concatenate(features), perplexity, of.checkpoint), len(features))
+    if features[0].shape[1] < 2 or np.ptp(np.concatenate(features), axis=0).max() < _LEAST_SPREAD:
+        raise RunError(f"the encoders of {of.checkpoint} give all samples the same features; choose another with --at")
+    from sklearn.manifold import TSNE
+
+    # For rows of norm 1 the squared distance is 2 - 2 cosine.
+    tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
+    xy: list[NDArray[np.float32]] = np.split(tsne.fit_transform(np.concatenate(features)), len(features))
     on_progress("t-SNE", 1, 1)
     points = {}
     for side, at in zip(ANCHORS[len(features)], xy, strict=True):
@@ -175,15 +181,3 @@ def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colourin
     # NO_GROUP, -1, indexes the last element.
     names, bands = [f"{band} {classes.plural}" for band in BANDS], np.append(band_of_class(classes.sizes), NO_GROUP)
     return Colouring(names, bands[codes], classes.word)
-
-
-def _project(features: NDArray[np.float32], perplexity: float, checkpoint: str) -> NDArray[np.float32]:
-    """Project features, float32 [points, d], to float32 [points, 2]. Raises RunError if all are the same."""
-    from sklearn.manifold import TSNE
-
-    if features.shape[1] < 2 or np.ptp(features, axis=0).max() < _LEAST_SPREAD:
-        raise RunError(f"the encoders of {checkpoint} give all samples the same features; choose another with --at")
-    # For rows of norm 1 the squared distance is 2 - 2 cosine.
-    tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
-    xy: NDArray[np.float32] = tsne.fit_transform(features)
-    return xy

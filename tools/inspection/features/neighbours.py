@@ -17,8 +17,6 @@ from .confirmation import MAX_NEGATIVES
 from .features_file import FeaturesFile
 
 PICTURES, CAPTIONS = "pictures", "captions"
-_KINDS = (PICTURES, CAPTIONS)
-"""Contents of a features file, by side."""
 ANCHORS = {1: ("sample",), 2: ("image", "text")}
 """Number of sides of the features -> sides of the state of an objective that has one."""
 
@@ -87,7 +85,7 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
     similarity[:, :, sample_id] = -np.inf
     against = {"image": (0, sides - 1), "sample": (0, 0), "text": (sides - 1, 0)}
     return Neighbours(
-        nearest={_KINDS[side]: _ranking(similarity[side, side], count) for side in range(sides)},
+        nearest={(PICTURES, CAPTIONS)[side]: _ranking(similarity[side, side], count) for side in range(sides)},
         negatives={side: _ranking(similarity[against[side]], count, value) for side, value in tau.items()},
         pair_similarity=float(own[0] @ own[1]) if sides == 2 else None,
     )

@@ -44,12 +44,11 @@ if TYPE_CHECKING:
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
 DRAWS = 4
-"""Times that the two views of a picture are drawn; docs/figures.md has how well fewer and more agree."""
+"""Times that the two views of a picture are drawn; docs/figures_inspect.md has how well fewer and more agree."""
 LEAST_DRAWN, MOST_DRAWN, MOST_AT_END, SECONDS = 4096, 1 << 20, 20_000, 60.0
 """Samples whose features are made at least, at most, and at most when training ends; and how long more are made."""
 _CANDIDATES = 4
 """Ids drawn for each one wanted, some of which were never visited."""
-_SEED = 2027
 _log = logging.getLogger(__name__)
 
 
@@ -244,7 +243,7 @@ def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: N
 
 def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
     """Return `count` visited samples in random order, or all if they are fewer; the same ones in every call."""
-    random = np.random.default_rng(_SEED)
+    random = np.random.default_rng(2027)
     if reader.samples <= _CANDIDATES * count:
         ids = random.permutation(reader.samples)
     else:

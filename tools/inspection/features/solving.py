@@ -19,14 +19,12 @@ from .features_file import FeaturesOf
 from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
 
 OTHERS = 8192
-"""Negatives that each sample is compared with: of fewer, ranks and deviations are those of fewer (docs/figures.md)."""
+"""Negatives that each sample is compared with; with fewer, ranks and deviations get worse (docs/figures_inspect.md)."""
 LOWEST, HIGHEST = 1e-3, 10.0
 """Bounds of solved temperatures if the objective has none."""
 FEATURES_READ_AT_ONCE = 8192
 RHOS = (0.1, 0.3, 0.5, 1.0, 2.0, 3.0, 4.0)
 """At which the direction of a run's temperatures is looked at."""
-_FOR_CURVE = 1500
-_SEED, _OTHER_SEED = 2028, 2030
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def solved_temperatures(
     ids = features.sample_ids[places]
     settings, reader = inspection.settings, inspection.reader
     bounds = Bounds(rho, settings.get("tau_min") or LOWEST, settings.get("tau_max") or HIGHEST)
-    chosen = np.random.default_rng(_SEED).permutation(len(features))[:OTHERS]
+    chosen = np.random.default_rng(2028).permutation(len(features))[:OTHERS]
     own = np.full(len(features), -1)
     own[chosen] = np.arange(len(chosen))
     population = reader.kept if reader else features.of.samples
@@ -121,7 +119,7 @@ def direction(
     """
     from scipy.stats import spearmanr
 
-    some = slice(0, _FOR_CURVE)
+    some = slice(0, 1500)
     found: dict[str, dict[float, float | None]] = {}
     for rho in RHOS:
         for side, solved in solved_temperatures(inspection, features, rho, places[some]).sides.items():
@@ -153,7 +151,7 @@ def solve_other(
         raise RunError(f"objective {objective.name} has no rho to solve temperatures at; choose one with --rho")
     if is_paired and dataset.index.mode != "pairs":
         raise RunError(f"{dataset.place} has no captions, which the run compares pictures with")
-    ids = np.sort(np.random.default_rng(_OTHER_SEED).permutation(dataset.n)[: asked.samples or LEAST_DRAWN])
+    ids = np.sort(np.random.default_rng(2030).permutation(dataset.n)[: asked.samples or LEAST_DRAWN])
     on_progress(0, len(ids))
     checkpoint, weights = find_checkpoint(run, at), config.model.chosen_weights(asked.weights)
     info, training = load_found(checkpoint)

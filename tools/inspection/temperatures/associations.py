@@ -19,7 +19,6 @@ LEVEL = 0.05
 """Probability that any of the intervals of one table misses its area."""
 SMALL = 0.1
 """Distance of an area from ½ up to which an effect is called small."""
-CROWDED_SHARE = 0.1
 
 End = Literal["lowest", "highest"]
 ENDS: tuple[End, End] = ("lowest", "highest")
@@ -133,7 +132,7 @@ def _within(
     values: NDArray[np.float64], known: NDArray[np.bool_], is_end: NDArray[np.bool_], near: NDArray[np.float64]
 ) -> float | None:
     usable = known & ~np.isnan(values)
-    tenth = np.minimum((rankdata(near, "average") - 1) / len(near) // CROWDED_SHARE, 9).astype(int)
+    tenth = np.minimum((rankdata(near, "average") - 1) / len(near) // 0.1, 9).astype(int)
     most = int(np.bincount(tenth[is_end], minlength=10).argmax())
     inside = usable & (tenth == most)
     if (inside & is_end).sum() < MIN_IN_END or (inside & ~is_end).sum() < MIN_IN_END:

@@ -12,7 +12,6 @@ from .distribution import Distribution
 
 JOINT_BINS = 60
 PERMUTATIONS = 20
-FEW_GROUPS = 20
 MODERATE, NEGLIGIBLE = 0.5, "negligible"
 STRENGTHS = ((0.9, "very strong"), (0.7, "strong"), (MODERATE, "moderate"), (0.3, "weak"), (0.0, NEGLIGIBLE))
 """Lowest absolute value and its word. Source: Hinkle, Wiersma and Jurs, Applied Statistics for the Behavioral
@@ -161,7 +160,7 @@ def _p_value(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
     from scipy.stats import permutation_test, rankdata, spearmanr
 
     known = ~np.isnan(mean_tau)
-    if known.sum() >= FEW_GROUPS:
+    if known.sum() >= 20:
         return float(spearmanr(sizes[known], mean_tau[known]).pvalue)
     # Student's t, which spearmanr uses, is inaccurate for few groups.
     ranks = rankdata(mean_tau[known])

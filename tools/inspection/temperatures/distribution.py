@@ -122,7 +122,6 @@ def _place(values: NDArray[np.float32] | np.float32) -> NDArray[np.int64]:
 
 
 def _lower_edge(places: ArrayLike) -> NDArray[np.float64]:
-    """Return the lowest value of each bin."""
     ascending = np.asarray(places, np.uint32) << np.uint32(_DROPPED_BITS)
     bits = np.where(ascending & _SIGN, ascending ^ _SIGN, ~ascending)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)

@@ -138,8 +138,6 @@ def _blocks(
 
 
 class _SideCounts:
-    """Figures of one side from the first pass over all rows."""
-
     def __init__(self) -> None:
         self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
         self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)

@@ -22,7 +22,6 @@ from ..opening import STATE_ROWS_AT_ONCE
 from .correlation import NO_GROUP, Correlation, correlate
 
 MAX_GROUPS = 100_000
-CONFIDENCE = 0.95
 MIN_FOR_INTERVAL = 5
 """Visited samples. With two, Student's t makes the interval 12.7 standard errors wide to each side, with five 2.8."""
 CLASS_COLUMN = "group"
@@ -214,7 +213,7 @@ def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float
     with np.errstate(divide="ignore", invalid="ignore"):
         offset = sums[0] / visited
         variance = np.maximum(sums[1] - visited * offset**2, 0) / (visited - 1)
-        half_width = t.ppf((1 + CONFIDENCE) / 2, visited - 1) * np.sqrt(variance / visited)
+        half_width = t.ppf((1 + 0.95) / 2, visited - 1) * np.sqrt(variance / visited)
     half_width[visited < MIN_FOR_INTERVAL] = np.nan
     return GroupTau(middle + offset, half_width, sums[2].astype(np.int64), sums[3].astype(np.int64))
 

@@ -36,7 +36,6 @@ MIN_VISITS = 5
 """With fewer, tau and log s say more about the start of the training than about the sample."""
 NEAR_FLOOR, NEAR_CLIP = 1.01, 0.99
 """Factors of tau_min and of the bound of u, within which a value counts as at it."""
-_SEED = 2024
 
 Codes = NDArray[np.int8]
 """Places in KIND_NAMES, int8 [m]."""
@@ -180,7 +179,7 @@ class KindCounts:
         suspicion = -score if ranks is None else ranks
         kinds[~kept] = -1
         self._counts += np.bincount(kinds[kept], minlength=len(KIND_NAMES))
-        random = np.random.default_rng((_SEED, block.start)).random(len(kinds))
+        random = np.random.default_rng((2024, block.start)).random(len(kinds))
         for code, key in {TOO_FEW_VISITS: rows[VISITS], STUCK: suspicion, MISFIT: suspicion, ORDINARY: random}.items():
             places = np.flatnonzero(kinds == code)
             self._shown[code].add(places + block.start, key[places])

@@ -206,7 +206,7 @@ def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> lis
     why = "This is an order; the number of wrong captions is unknown"
     share = math.ceil(125 * LEAST_PLANTED / pairs) / 100
     if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MAX_PLANTED:
-        return [f"{why}{': planted samples have too few visits yet' if planted else ''}."]
+        return [f"{why}{': planted samples have too few visits yet' if planted >= LEAST_PLANTED else ''}."]
     few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
     return [f"{why}{few}. To measure it, train with --set data.planted={share:g}."]
 

@@ -186,8 +186,6 @@ def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
 
 
 class _FirstPass:
-    """Figures from the first pass over all rows."""
-
     def __init__(self, reader: StateReader, inspection: Inspection) -> None:
         self._step, self._sides = reader.snapshot.step, (sides := inspection.sides)
         self.with_log_s = {side for side in sides if f"{side}/log_s" in reader.fields}
@@ -234,8 +232,6 @@ class _FirstPass:
 
 
 class _SecondPass:
-    """Figures from the second pass over all rows, which need those of the first."""
-
     def __init__(
         self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
     ) -> None:

@@ -24,23 +24,25 @@ NAMED = 12
 """With more groups, their names would cover one another."""
 _LEVELS = 12
 """Ranges of sizes with a median each, at most."""
-_WAY_ASIDE = 0.035
-"""How far dots of many groups are moved sideways at most, as a share of the axis; each side in its own direction."""
 _LONGEST_WORD = 20
 """Characters of a column's name."""
-_SEED = 2023
 
 
 def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> None:
     """Draw a dot per group and side, with 95 % intervals; with medians by size instead if the groups are many."""
     axes = figure.subplots()
     for place, (side, colour, marker) in enumerate(zip(sides, SIDES, MARKERS, strict=False)):
-        look = {"color": colour, "marker": marker, "label": side.name}
+        look: dict[str, Any] = {"color": colour, "marker": marker, "label": side.name}
         if len(groups.names) > MAX_INTERVALS:
             way = 0.0 if len(sides) == 1 else (-1.0, 1.0)[place]
             _draw_many(axes, groups.sizes, groups.tau[side.name].mean, way, look)
         else:
-            _draw_few(axes, groups, side.name, look)
+            (mean, half_width, *_), few, sizes = groups.tau[side.name], few_visited(groups), groups.sizes
+            axes.scatter(sizes[~few], mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
+            hollow: dict[str, Any] = {"marker": marker, "facecolors": "none", "edgecolors": colour}
+            axes.scatter(sizes[few], mean[few], s=22, alpha=0.75, linewidths=1, zorder=3, **hollow)
+            bars: dict[str, Any] = {"fmt": "none", "ecolor": colour, "elinewidth": 1}
+            axes.errorbar(sizes[~few], mean[~few], yerr=half_width[~few], alpha=0.35, zorder=2, **bars)
     axes.set_xscale("log")
     word = plain_text(groups.word, _LONGEST_WORD)
     # A column name may contain $, which would be read as mathematics.
@@ -59,15 +61,6 @@ def few_visited(groups: TauGroups) -> NDArray[np.bool_]:
     """Return which groups have a mean tau but too few visited samples for an interval, bool [groups]."""
     few: NDArray[np.bool_] = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
     return few
-
-
-def _draw_few(axes: Axes, groups: TauGroups, side: str, look: dict[str, Any]) -> None:
-    (mean, half_width, *_), few, sizes = groups.tau[side], few_visited(groups), groups.sizes
-    axes.scatter(sizes[~few], mean[~few], s=26, alpha=0.75, linewidths=0, zorder=3, **look)
-    hollow: dict[str, Any] = {"marker": look["marker"], "facecolors": "none", "edgecolors": look["color"]}
-    axes.scatter(sizes[few], mean[few], s=22, alpha=0.75, linewidths=1, zorder=3, **hollow)
-    bars: dict[str, Any] = {"fmt": "none", "ecolor": look["color"], "elinewidth": 1}
-    axes.errorbar(sizes[~few], mean[~few], yerr=half_width[~few], alpha=0.35, zorder=2, **bars)
 
 
 def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.float64]) -> None:
@@ -101,8 +94,8 @@ def _draw_many(
     if not len(sizes):
         axes.scatter([], [], **look)
         return
-    widest = _WAY_ASIDE * max(1.0, float(np.log(sizes.max() / sizes.min())))
-    aside = np.random.default_rng(_SEED).uniform(-1 if way == 0 else 0.1, 1, len(sizes)) * (way or 1) * widest
+    widest = 0.035 * max(1.0, float(np.log(sizes.max() / sizes.min())))  # a share of the axis
+    aside = np.random.default_rng(2023).uniform(-1 if way == 0 else 0.1, 1, len(sizes)) * (way or 1) * widest
     dots = look | {"label": None, "rasterized": True}
     axes.scatter(sizes * np.exp(aside), means, s=5, alpha=0.25, linewidths=0, zorder=2, **dots)
     level = _level(sizes)

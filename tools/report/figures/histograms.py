@@ -18,13 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BARS = 60
-TRIMMED = 0.005
-"""Share of the values at each end put into the outermost bar, so that outliers do not squeeze the rest."""
-SQUARE_WIDTH = 5.0
-"""Inches, for a square plot."""
 _DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 2))}
-TALLER = 1.6
-"""Stacked panels need more height to be readable."""
 
 
 class Panel(NamedTuple):
@@ -76,8 +70,12 @@ def draw_tau_histograms(sides: list[Side], tau_init: float | None, figure: Figur
 def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figure) -> None:
     """Draw histograms side by side, each on its own axes; colour: that of the first (0) or second side (1)."""
     for axes, panel in zip(panels(figure, len(shown)), shown, strict=True):
-        edges = _whole_edges(panel.values) if panel.whole_numbers else panel.values.edges(BARS, TRIMMED)
-        _draw_bars(axes, panel.values, edges, SIDES[colour], panel.title)
+        values, edges = panel.values, panel.values.edges(BARS, 0.005)  # outliers must not squeeze the rest
+        if panel.whole_numbers:  # then edges lie between them, so that every bar holds the same number of them
+            numbers = values.max - values.min + 1
+            width = int(np.ceil(numbers / BARS))
+            edges = (values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1)).astype(np.float64)
+        _draw_bars(axes, values, edges, SIDES[colour], panel.title)
         axes.set_xlabel(panel.axis)
         axes.locator_params(axis="x", integer=panel.whole_numbers)
     figure.supylabel(counted)
@@ -91,16 +89,9 @@ def _draw_bars(axes: Axes, values: Distribution, edges: NDArray[np.float64], col
     axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
-def _whole_edges(values: Distribution) -> NDArray[np.float64]:
-    """Return edges between whole numbers, so that every bar holds the same number of them."""
-    numbers = values.max - values.min + 1
-    width = int(np.ceil(numbers / BARS))
-    return np.asarray(values.min - 0.5 + width * np.arange(int(np.ceil(numbers / width)) + 1), np.float64)
-
-
 def draw_joint(joint: Joint, sides: list[str], figure: Figure) -> None:
     """Draw tau of the first side against tau of the second, with counts on a log scale."""
-    figure.set_figwidth(min(figure.get_figwidth(), SQUARE_WIDTH))
+    figure.set_figwidth(min(figure.get_figwidth(), 5.0))  # a square plot
     _draw_planes(figure, {"": joint}, *(f"{side} tau (dimensionless)" for side in sides))
 
 
@@ -117,7 +108,7 @@ def _draw_planes(figure: Figure, joints: dict[str, Joint], across: str, up: str)
 
     down = len(joints) if is_narrow(figure) else 1
     if down > 1:
-        figure.set_figheight(figure.get_figheight() * TALLER)
+        figure.set_figheight(figure.get_figheight() * 1.6)  # stacked panels need more height to be readable
     # Without the map's darkest part, which would hide bins of one sample on dark paper.
     colour_map = ListedColormap(colormaps[COLOUR_MAP](np.linspace(0.3, 1, 256)))
     # At least 1 to 10, so that the scale has two ends even if no bin exceeds one sample.

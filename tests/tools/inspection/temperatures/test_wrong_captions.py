@@ -243,8 +243,9 @@ def test_a_run_with_too_few_planted_gives_an_order_and_says_what_it_takes(
 
 
 @pytest.mark.wide
-def test_too_few_pairs_to_plant_enough_are_told_no_share(pairs_dataset, log_s, tmp_path):
-    place = written(pairs_dataset, tmp_path / "run", log_s[0], 0.0).path
+@pytest.mark.parametrize("share", [0.0, 0.05])
+def test_too_few_pairs_to_plant_enough_are_told_no_share(pairs_dataset, log_s, tmp_path, share):
+    place = written(pairs_dataset, tmp_path / "run", log_s[0], share).path
     said = succeed("inspect", place, "--features", "none", "--to", tmp_path / "report").stdout
     assert "This is an order; the number of wrong captions is unknown.\n" in said
 

@@ -1,17 +1,17 @@
-"""Tau over the steps of a run: quantile bands over all samples, and single samples."""
+"""Lines: tau over the steps of a run, of all samples and of single ones, and the weights p* of negatives by rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....state_store.schema import VISITS
 from ...inspection.temperatures.samples import StateAt
 from ...inspection.temperatures.through_time import ThroughTime
-from .svg import MARKERS, PAPER, SIDES, finish, legend, panels
+from .embedding_map import CLASS_COLOURS
+from .svg import GREY, MARKERS, PAPER, SIDES, finish, is_narrow, legend, panels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,8 +29,17 @@ def draw_tau_over_time(through_time: ThroughTime, figure: Figure) -> None:
     steps = np.array([moment.step for moment in through_time.moments], np.float64)
     shown = panels(figure, len(through_time.sides), shared=True)
     for axes, side, colour in zip(shown, through_time.sides, SIDES, strict=False):
-        quantiles = np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
-        _draw_bands(axes, steps, quantiles, colour)
+        at, quantiles = steps, np.array([moment.tau[side].quantiles for moment in through_time.moments]).T
+        axes.plot(at, quantiles[2], color=colour, marker="o", markersize=3.5, linewidth=1.6, label="median", zorder=4)
+        if len(steps) == 1:
+            # A band over one step would have no width.
+            axes.set_xlim(steps[0] - 1, steps[0] + 1)
+            axes.set_xticks(steps)
+            at, quantiles = steps[0] + np.array([-0.2, 0.2]), np.repeat(quantiles, 2, axis=1)
+            axes.plot(at, quantiles[2], color=colour, linewidth=1.6, zorder=4)
+        for low, high, alpha, name in BANDS:
+            look: dict[str, Any] = {"color": colour, "alpha": alpha, "linewidth": 0, "label": name, "zorder": 3}
+            axes.fill_between(at, quantiles[low], quantiles[high], **look)
         axes.set_title(side, loc="left")
         _finish_steps(axes)
     shown[0].set_ylim(bottom=0)
@@ -38,21 +47,6 @@ def draw_tau_over_time(through_time: ThroughTime, figure: Figure) -> None:
     legend(shown[-1], right=True, ncols=3, handlelength=1.2, handletextpad=0.4, columnspacing=1.0)
     figure.supxlabel("step")
     figure.supylabel("tau (dimensionless)")
-
-
-def _draw_bands(axes: Axes, steps: NDArray[np.float64], quantiles: NDArray[np.float64], colour: str) -> None:
-    """steps [m]; quantiles [5, m], as in HISTORY_QUANTILES."""
-    axes.plot(steps, quantiles[2], color=colour, marker="o", markersize=3.5, linewidth=1.6, label="median", zorder=4)
-    if len(steps) == 1:
-        # A band over one step would have no width.
-        axes.set_xlim(steps[0] - 1, steps[0] + 1)
-        axes.set_xticks(steps)
-        steps, quantiles = steps[0] + np.array([-0.2, 0.2]), np.repeat(quantiles, 2, axis=1)
-        axes.plot(steps, quantiles[2], color=colour, linewidth=1.6, zorder=4)
-    for low, high, alpha, name in BANDS:
-        axes.fill_between(
-            steps, quantiles[low], quantiles[high], color=colour, alpha=alpha, linewidth=0, label=name, zorder=3
-        )
 
 
 def draw_history(history: Sequence[StateAt], sides: Sequence[str], figure: Figure) -> None:
@@ -89,3 +83,22 @@ def draw_share(shares: Mapping[int, float], label: str, figure: Figure) -> None:
 def _finish_steps(axes: Axes) -> None:
     finish(axes)
     axes.xaxis.set_major_formatter("{x:,.0f}")
+
+
+def draw_curves(sides: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], figure: Figure) -> None:
+    """Draw p* over the ranks of the negatives, one panel a side, one line a sample.
+
+    sides: side of the state -> words on a sample -> points, as Ranking.curve.
+    """
+    columns = 1 if is_narrow(figure) else 2
+    figure.set_figheight(figure.get_figheight() + 0.2 / columns * sum(map(len, sides.values())))  # for the legends
+    for axes, (side, curves) in zip(panels(figure, len(sides), shared=True), sides.items(), strict=True):
+        for colour, (words, points) in zip(CLASS_COLOURS, curves.items(), strict=False):
+            axes.loglog(*zip(*points, strict=True), color=colour, linewidth=1.6, label=words, zorder=3)
+        even = 1 / points[-1][0]
+        axes.axhline(even, color=GREY, linewidth=1, linestyle="--", label="all alike")
+        finish(axes)
+        axes.tick_params(which="minor", length=0)
+        axes.set(ylabel=f"p* ({side})", ylim=(even / 100, 1))
+        legend(axes, ncols=columns)
+    figure.supxlabel("rank of the negative")

@@ -132,7 +132,7 @@ def _blocks(
     columns = [*(f"{side}/tau" for side in sides), VISITS]
     for block, before in read_blocks(earlier, columns):
         after = later.rows(block.start, block.stop, columns)  # of another run, its blocks may be of another size
-        seen = with_tau(before, sides) & with_tau(after, sides) & ~np.isin(np.asarray(block), planted)
+        seen = with_tau(before, sides) & with_tau(after, sides) & ~np.isin(np.arange(block.start, block.stop), planted)
         tau_before, tau_after = ({side: rows[f"{side}/tau"][seen] for side in sides} for rows in (before, after))
         yield block, np.flatnonzero(seen) + block.start, tau_before, tau_after
 

@@ -89,7 +89,8 @@ class KindRules:
         return np.where(self.are_planted(ids), np.int8(PLANTED), kinds)
 
     def are_planted(self, ids: NDArray[np.int64] | range) -> NDArray[np.bool_]:
-        return np.isin(np.asarray(ids), self.planted)
+        # np.asarray of a range asks it for each number: at 10⁷ samples a fifth of the whole report's time.
+        return np.isin(np.arange(ids.start, ids.stop) if isinstance(ids, range) else ids, self.planted)
 
     def judged(self, rows: Rows, ids: NDArray[np.int64] | range) -> Rows:
         """Return rows of samples, with 0 visits for planted samples, whose state belongs to other captions."""

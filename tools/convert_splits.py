@@ -206,7 +206,7 @@ def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:
 
 def say_longtail(place: Place) -> None:
     """Print the classes' sizes, the largest first; of many classes those at either end."""
-    sizes = Counter(Dataset(place).column("group").drop_null().to_pylist()).most_common()
+    sizes = Counter(Dataset(place, pictures=False).column("group").drop_null().to_pylist()).most_common()
     named = [f"{plain_text(name, 40)} {size:,}" for name, size in sizes]
     shown = ", ".join([*named[:5], "…", *named[-5:]] if len(named) > 10 else named)
     click.echo(f"  long tail: {len(named):,} classes; the head is {shown}, the tail")
@@ -237,7 +237,7 @@ def say_content(place: Place, content: Content | None) -> None:
     if content and content.sharing_captions:
         caption = f"that of sample {content.caption_sample:,}"
         if not place.is_remote:  # else a table would be fetched
-            row = Dataset(place).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
+            row = Dataset(place, pictures=False).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
             caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
         click.echo(
             f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "

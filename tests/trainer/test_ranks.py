@@ -118,22 +118,21 @@ def test_all_ranks_of_a_users_program_say_that_init_from_cannot_be_read(start_ra
         assert f"--init-from {tmp_path}: {tmp_path} is not a run" in errors.splitlines()[-1]
 
 
-LOADER_THREADS = """
+CORES_OF_A_RANK = """
 import os
 import thermopile
-from thermopile.trainer.run.build import _workers_beside_others
 mask = {*range(12)} if sys.argv[1] == "free" else {2 * int(os.environ["RANK"]), 2 * int(os.environ["RANK"]) + 1}
 os.sched_getaffinity = lambda process: mask
 with thermopile.joined_world() as world:
-    print(_workers_beside_others("ffcv", world))
+    print(world.cores)
 """
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("binding", "threads"), [("free", 6), ("bound", 2)])
-def test_each_rank_loads_with_its_share_of_the_cores_that_it_may_use(start_ranks, binding, threads):
-    ranks = start_ranks(2, binding, codes=[LOADER_THREADS] * 2)
-    assert [rank.end(within=60)[:2] for rank in ranks] == [(0, f"{threads}\n")] * 2
+@pytest.mark.parametrize(("binding", "cores"), [("free", 6), ("bound", 2)])
+def test_each_rank_has_its_share_of_the_cores_that_it_may_use(start_ranks, binding, cores):
+    ranks = start_ranks(2, binding, codes=[CORES_OF_A_RANK] * 2)
+    assert [rank.end(within=60)[:2] for rank in ranks] == [(0, f"{cores}\n")] * 2
 
 
 IMPATIENT = """

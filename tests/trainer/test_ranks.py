@@ -137,8 +137,9 @@ def test_each_rank_has_its_share_of_the_cores_that_it_may_use(start_ranks, bindi
 
 IMPATIENT = """
 from thermopile.tools.cli import main
-from thermopile.trainer import heartbeats, world
-world.SEEN_WITHIN_SECONDS, heartbeats.SCAN_SECONDS = 0.5, 3.0
+from thermopile.storage import local
+from thermopile.trainer import heartbeats
+local.SEEN_WITHIN_SECONDS, heartbeats.SCAN_SECONDS = 0.5, 3.0
 main()
 """
 """Waits less for what does not come."""

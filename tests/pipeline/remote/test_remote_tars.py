@@ -11,8 +11,8 @@ from thermopile.pipeline.dataset.index import read_index
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.opening import Dataset, Mixture
 from thermopile.pipeline.order.order import Order
-from thermopile.pipeline.remote import blocks
 from thermopile.pipeline.remote import samples as samples_module
+from thermopile.pipeline.remote import schedule
 from thermopile.storage.bucket import Address
 from thermopile.storage.local import LocalPath
 
@@ -87,7 +87,7 @@ def test_small_windows_give_the_conversion_s_pixels_and_free_all_that_they_fetch
 @pytest.mark.parametrize("where", ["disk", "store"])
 def test_readers_side_by_side_with_a_small_cache_all_read_the_right_bytes(places, of_tars, monkeypatch, where):
     monkeypatch.setattr(samples_module, "DEFAULT_BYTES", 400_000)
-    monkeypatch.setattr(blocks, "ROWS_WITHOUT_ORDER", 16)
+    monkeypatch.setattr(schedule, "ROWS_WITHOUT_ORDER", 16)
     dataset, converted, wrong = Dataset(places[where]), of_tars[1], []
 
     def read(seed):
@@ -130,7 +130,7 @@ def test_one_request_fetches_neighbours_in_a_tar_and_keeps_only_what_was_asked_f
 
 def test_a_check_keeps_its_shard_whole_while_its_pictures_come_and_go(places, monkeypatch):
     monkeypatch.setattr(samples_module, "DEFAULT_BYTES", 400_000)
-    monkeypatch.setattr(blocks, "ROWS_WITHOUT_ORDER", 16)
+    monkeypatch.setattr(schedule, "ROWS_WITHOUT_ORDER", 16)
     assert list(check_dataset(places["store"])) == []
 
 

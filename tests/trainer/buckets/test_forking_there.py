@@ -47,7 +47,7 @@ def test_in_a_bucket_the_store_copies_and_a_fork_that_was_killed_is_repeated(run
     monkeypatch.setattr(Address, "copied", count)
     out = new_run()
     with monkeypatch.context() as patch:
-        patch.setattr(fork_module, "load_checkpoint", killed)
+        patch.setattr(fork_module.checkpoint_files, "load_checkpoint", killed)
         assert_one_line(cli("fork", source.path, "--out", out.path), 1, "killed")
     assert not out.exists()
     assert (out.state / "thermopile.json").exists()

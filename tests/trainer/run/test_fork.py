@@ -281,13 +281,13 @@ def test_a_file_or_folder_that_no_killed_fork_left_is_kept(whole, tmp_path, name
 
 @pytest.mark.wide
 def test_of_two_forks_to_one_place_the_first_is_made_and_the_second_refused(whole, tmp_path, monkeypatch):
-    out, second, real = tmp_path / "fork", [], fork_module.load_checkpoint
+    out, second, real = tmp_path / "fork", [], fork_module.checkpoint_files.load_checkpoint
 
     def load_checkpoint(path):
         second.append(cli("fork", at(whole, 8), "--out", out))
         return real(path)
 
-    monkeypatch.setattr(fork_module, "load_checkpoint", load_checkpoint)
+    monkeypatch.setattr(fork_module.checkpoint_files, "load_checkpoint", load_checkpoint)
     forked = fork(at(whole, 12), out)
     assert_one_line(second[0], 2, f"{out} holds a run")
     assert_same_run(goes_on(forked, 12), whole)

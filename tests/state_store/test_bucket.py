@@ -266,7 +266,7 @@ def test_two_that_take_themselves_for_the_writer_cannot_both_announce(path, repo
 def test_the_index_is_replaced_only_by_who_has_read_it(path, repository):
     before, _ = history.load(path)
     commit(repository, 1)
-    with pytest.raises(StoreLockedError, match="what was announced is intact"):
+    with pytest.raises(StoreLockedError, match="all snapshots that were announced are intact"):
         history.replace(path, before)
     assert tags(repository) == ["step-0", "step-1"]
 

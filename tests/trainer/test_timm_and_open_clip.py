@@ -163,7 +163,7 @@ def test_from_the_command_line_to_scores_and_files(pairs_dataset, tmp_path):
     assert "image_to_text" in scores.stdout
     files = succeed("export", run, "--to", tmp_path / "out", "--format", "open_clip").stdout.split()
     assert [path.rpartition("/")[2] for path in files] == [
-        "open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json", "tokenizer_config.json"
+        "README.md", "open_clip_config.json", "open_clip_model.safetensors", "tokenizer.json", "tokenizer_config.json"
     ]  # fmt: skip
     refused = cli("export", run, "--to", tmp_path / "other", "--format", "timm")
     assert (refused.exit_code, "which timm does not have; export it with --format safetensors" in refused.stderr) == (

@@ -62,7 +62,7 @@ METHODS = {
 EQUAL, KEPT = ("iSogCLR", "FastCLIP-v3"), ("SogCLR", "FastCLIP-v1", "DeCL")
 """Methods that at a constant temperature have SogCLR's and FastCLIP-v1's gradient; methods whose rows go stale."""
 ALPHAS = (0.1, 1.0)
-"""Of a gamma of each sample's own, tried on SogCLR."""
+"""SogCLR with a gamma for each sample (SCENT)."""
 
 
 class Data(NamedTuple):

@@ -1,4 +1,4 @@
-"""A gamma of each sample's own (SCENT, arXiv 2602.02877), on SogCLR and iSogCLR: tried, and not kept (docs/bias.md)."""
+"""A gamma for each sample (SCENT, arXiv 2602.02877), on SogCLR and iSogCLR: tried, and not kept (docs/bias.md)."""
 
 from __future__ import annotations
 

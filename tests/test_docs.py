@@ -1,4 +1,4 @@
-"""What the documentation shows runs, and what it lists is what there is."""
+"""Code shown in the documentation runs, and its lists are complete."""
 
 import doctest
 import importlib.util

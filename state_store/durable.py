@@ -152,9 +152,8 @@ class Repository:
                 loaded, _ = history.load(self.path)
                 try:
                     history.replace(self.path, replace(loaded, writer=self._writer))
-                except (
-                    errors.StoreLockedError
-                ):  # an earlier writer's late request, or the lock is lost, as load() reports
+                # An earlier writer's late request, or the lock is lost, as load() reports.
+                except errors.StoreLockedError:
                     return self.repair()
                 icechunk_files.point_reference_at(self.path, loaded.snapshots[-1].id)
 

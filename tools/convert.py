@@ -259,9 +259,8 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
     index = read_index(out)
     if index.n < MIN_ROWS_PER_STEP:
         return f"{out} has {too_few(index.n)}"
-    usual = size = (
-        64 if out.is_remote else usual_image_size(Dataset(out, pictures=False))
-    )  # a remote table would be fetched
+    # Of a remote dataset the table would be fetched, and of pictures in tars the tars listed again.
+    usual = size = 64 if out.is_remote else usual_image_size(Dataset(out, pictures=False))
     is_small, settings = index.n < FEW_SAMPLES, list[str]()
     if is_small and not preset:
         preset, size = "small", min(usual, 64)

@@ -4,10 +4,9 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -63,12 +62,34 @@ class Features(click.ParamType[int]):
     name = "features"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        words = {"all": 1 << 40, "none": 0}
+        words = {"all": 1 << 40, "none": 0}  # more than any dataset has
         return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
 
 
-class InspectOptions(SimpleNamespace):
-    """The options of `thermopile inspect`, by the names of the command's parameters."""
+@dataclass(frozen=True)
+class InspectOptions:
+    """The options of `thermopile inspect`."""
+
+    run: Place
+    ids: tuple[int, ...]
+    neighbours: int | None
+    duplicates: bool
+    rows_file: Path | None
+    serves: bool
+    port: int
+    at: str
+    against: str | None
+    by: tuple[str, ...]
+    with_map: bool
+    suspects: int
+    rho: float | None
+    features: int | None
+    weights: Weights | None
+    overwrite: bool
+    data: Places | None
+    to: Path | None
+    allow_code: bool
+    as_json: bool
 
     @property
     def encoders(self) -> Asked:
@@ -199,7 +220,7 @@ def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any
     if asked.neighbours and not (asked.ids or asked.serves):
         raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
     _refuse_others(context, asked.mode, _used(asked))
-    asked.ids, asked.by = (*asked.ids, *more_ids), tuple(dict.fromkeys(asked.by))
+    asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
     try:
         _SHOW[asked.mode](asked)
     except OtherDatasetError as error:
@@ -405,6 +426,7 @@ def report_duplicates(asked: InspectOptions) -> None:
 def write_rows(asked: InspectOptions) -> None:
     """Write one row per sample to a file, with kinds confirmed by a forward pass if there are to be suspects."""
     to = asked.rows_file
+    assert to is not None
 
     def write(inspection: Inspection) -> tuple[Inspection, int]:
         samples = inspection.reader.samples if inspection.reader else 0

@@ -270,7 +270,7 @@ def test_samples_tagged_to_be_kept_stay_beside_those_that_thinning_and_a_cap_lea
         ("[" * 100_000, "it is nested too deeply"),
         ('{"samples": [{"sample_id": 1}]}', "KeyError('tags')"),
         ('{"samples": 7}', "export a FiftyOneDataset (TypeError"),
-        ("[]", "is not the samples.json; export a FiftyOneDataset"),
+        ("[]", "is no samples.json; export a FiftyOneDataset"),
         ('{"samples": [{"sample_id": 66, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample 66 of"),
         ('{"samples": [{"sample_id": -1, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample -1 of"),
         ('{"samples": [{"sample_id": 1, "tags": [], "dataset_fingerprint": "f"}]}', "of another dataset than"),

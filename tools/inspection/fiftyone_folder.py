@@ -55,5 +55,5 @@ def tagged_ids(file: Path, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
             for tag in found.keys() & tags:
                 found[tag].append(sample_id)
     except (OSError, DamagedJSONError, LookupError, TypeError) as error:
-        raise ConfigError(f"--tags {file} is not the samples.json of a FiftyOneDataset that FiftyOne exported") from error
+        raise ConfigError(f"--tags {file} is no samples.json; export a FiftyOneDataset ({error!r:.60})") from error
     return {tag: np.array(ids, np.int64) for tag, ids in found.items()}

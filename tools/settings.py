@@ -32,10 +32,15 @@ def list_presets() -> dict[str, str]:
 
 
 def list_objectives() -> dict[str, str]:
-    """Return name → the first sentence of its docstring of the objectives, for `objective.name`."""
-    from ..trainer.objectives import OBJECTIVES
+    """Return name → the first sentence of its docstring of the objectives, for `objective.name`.
 
-    return {name: (inspect.getdoc(known) or "").partition("\n")[0] for name, known in OBJECTIVES.items()}
+    Of those that installed packages bring, not their docstrings, which only an import tells, but `module:name`.
+    """
+    from ..trainer.objectives import OBJECTIVES
+    from ..trainer.plugins import installed
+
+    own = {name: (inspect.getdoc(known) or "").partition("\n")[0] for name, known in OBJECTIVES.items()}
+    return installed("objectives") | own
 
 
 @click.command(epilog="\b\nExample:\n  thermopile train --preset isogclr/cc3m --data data/cc3m --print-config")

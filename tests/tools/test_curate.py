@@ -268,9 +268,9 @@ def test_samples_tagged_to_be_kept_stay_beside_those_that_thinning_and_a_cap_lea
     ("text", "said"),
     [
         ("[" * 100_000, "it is nested too deeply"),
-        ('{"samples": [{"sample_id": 1}]}', "KeyError('tags')"),
-        ('{"samples": 7}', "export a FiftyOneDataset (TypeError"),
-        ("[]", "is no samples.json; export a FiftyOneDataset"),
+        ('{"samples": [{"sample_id": 1}]}', "is not the samples.json of a FiftyOneDataset"),
+        ('{"samples": 7}', "is not the samples.json of a FiftyOneDataset; export one"),
+        ("[]", "is not the samples.json of a FiftyOneDataset"),
         ('{"samples": [{"sample_id": 66, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample 66 of"),
         ('{"samples": [{"sample_id": -1, "tags": [], "dataset_fingerprint": "FINGERPRINT"}]}', "has sample -1 of"),
         ('{"samples": [{"sample_id": 1, "tags": [], "dataset_fingerprint": "f"}]}', "of another dataset than"),

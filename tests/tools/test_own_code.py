@@ -9,6 +9,7 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.tools.inspection.features import embedding_map
+from thermopile.tools.settings import list_objectives
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import create_encoder
 from thermopile.trainer.encoders.own_backbone import OwnBackbone
@@ -94,6 +95,13 @@ def test_parts_of_an_installed_package_are_known_by_name_and_need_no_permission(
     again = sets("objective.name=weighted", "model.image.name=none", "batch_size=64", "data.image_size=16")
     refused = cli("train", "--data", tmp_path / "data", "--out", tmp_path / "other", *again)
     assert_one_line(refused, 2, "model.image.name = 'none': unknown encoder")
+
+
+@pytest.mark.usefixtures("packages")
+def test_objectives_of_an_installed_package_are_listed_without_importing_them():
+    listed = list_objectives()
+    assert listed["weighted"] == "support.own_code:Weighted"
+    assert listed["isogclr"].startswith("iSogCLR")
 
 
 @pytest.mark.usefixtures("packages")

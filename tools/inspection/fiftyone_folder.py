@@ -14,7 +14,7 @@ from ...pipeline.opening import Dataset
 from ...storage.files import read_regular
 from ...storage.local import LocalPath
 from ...storage.sealed_json import DamagedJSONError, parse
-from ...trainer.errors import ConfigError
+from ...trainer.errors import ConfigError, one_line
 
 SUFFIX, KEEP, DROP = ".fiftyone", "keep", "drop"
 UNTYPED = (None, math.inf, -math.inf)
@@ -54,6 +54,8 @@ def tagged_ids(file: Path, dataset: Dataset) -> dict[str, NDArray[np.int64]]:
                 raise ConfigError(f"--tags {file} has sample {sample_id!r:.40} of another dataset than {dataset.place}")
             for tag in found.keys() & tags:
                 found[tag].append(sample_id)
-    except (OSError, DamagedJSONError, LookupError, TypeError) as error:
-        raise ConfigError(f"--tags {file} is no samples.json; export a FiftyOneDataset ({error!r:.60})") from error
+    except (OSError, DamagedJSONError) as error:
+        raise ConfigError(f"--tags {file} cannot be read: {one_line(error)}") from error
+    except (LookupError, TypeError) as error:
+        raise ConfigError(f"--tags {file} is not the samples.json of a FiftyOneDataset; export one") from error
     return {tag: np.array(ids, np.int64) for tag, ids in found.items()}

@@ -38,7 +38,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
             help="A whole CLIP or SigLIP: `hf:` and a directory or name of the hub, or `open_clip:ARCH:TAG`; or a run.",
         ),
         click.Option(["--tau"], type=_POSITIVE, help="Temperature of log s. Default: the model's own, or 0.05."),
-        defaulting("rho", _POSITIVE, 2.0, "The temperatures' rho, as in training."),
+        defaulting("rho", _POSITIVE, 1.0, "The temperatures' rho, as in training."),
         defaulting("batches", click.IntRange(1, 256), 8, f"Batches of {PIECE} pairs that each is compared with."),
         *(of for of in OPTIONS if of.name in ("tars", "shares", "out", "overrides", "select", "resume", "allow_code")),
     ],

@@ -64,7 +64,8 @@ def main(folder: Path, kinds: Path | None, own_gamma: bool, only: tuple[str, ...
     rows, epochs = [], EPOCHS // 2 if own_gamma else EPOCHS
     for cell in OWN_GAMMA if own_gamma else CELLS:
         words = ", ".join(f"{key} {value}" for key, value in cell.items())
-        settings: dict[str, object] = {"objective.tau_step": "none", "objective.rho": 2.0} | {f"objective.{key}": cell[key] for key in cell}
+        of = {"tau_step": "none", "rho": 2.0} | cell
+        settings: dict[str, object] = {f"objective.{key}": value for key, value in of.items()}
         settings |= {"epochs": epochs, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
         settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * epochs}  # after the last step
         name = words.replace(", ", "-").replace(" ", "-").replace(":", "-")

@@ -48,7 +48,7 @@ FURTHER = [
     ("spectral", "unimodal", PLAIN, {"mu": 2.0}),
 ]
 STEPS = [(*case, {}) for case in FRAMED] + FURTHER
-RHO = dict.fromkeys([("isogclr", "bimodal"), ("fastclip_v2", "bimodal")], {"rho": 2.0})
+RHO = {(name, "bimodal"): {"rho": 2.0} for name in ("isogclr", "fastclip_v2")}
 """What was the default when the file was written."""
 HELD = ("flatnce", "simco", "dclw")
 """Objectives whose gradient is not that of their value even if s is the batch's own g: they hold weights constant."""

@@ -60,15 +60,22 @@ def by_features(
 ) -> ByFeatures | None:
     """Solve temperatures at the run's rho, or another, and measure what they go with.
 
-    None if the temperatures collapsed, if the objective has no rho and none is given, if the run has no checkpoint, and
-    where there are no features: a note says why.
+    None if the temperatures collapsed, if the run has no checkpoint, if the objective has no rho and none is given, and
+    where there are no features; a note says why, of the last two.
     folder: where features are kept.
     """
     if survey.kinds and survey.kinds.rules.why_none:
         return None
     rho = rho if rho is not None else inspection.settings.get("rho")
     has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
-    if rho is None or inspection.reader is None or not survey.visited or not has_encoders:
+    if inspection.reader is None or not survey.visited or not has_encoders:
+        return None
+    if rho is None:
+        name = inspection.config.objective.name
+        inspection.notes.append(
+            f"Temperatures are not solved, since the objective {name} has no rho: give one with --rho. 2 suits pairs, "
+            "0.3 images."
+        )
         return None
     try:
         file = drawn_features(inspection, folder, asked, partial(on_progress, "features"))

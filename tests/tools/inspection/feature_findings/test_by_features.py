@@ -234,7 +234,9 @@ def test_copies_are_counted_and_the_cure_is_offered_where_there_are_some(tmp_pat
 
 def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):
     made = run_of(pairs_dataset, tmp_path / "run", name="sogclr")
-    assert answer("inspect", made.path)["by_features"] is None
+    seen = answer("inspect", made.path)
+    assert seen["by_features"] is None
+    assert any("sogclr has no rho: give one with --rho" in note for note in seen["notes"])
     assert answer("inspect", made.path, "--rho", "1.5", "--features", "100")["by_features"]["solved"]["rho"] == 1.5
     refused = cli("inspect", made.path, "--rho", "0")
     assert refused.exit_code == 2

@@ -42,7 +42,7 @@ def _explained(option: click.Option) -> click.Option:
     cls=TrainCommand,
     short_help="Judge pairs by a model that is not trained on them.",
     epilog="\b\nExamples:\n"
-    "  thermopile score data/cc3m --model hf:openai/clip-vit-base-patch32 --out runs/scored\n"
+    "  thermopile score data/cc3m --model hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K --out runs/scored\n"
     "  thermopile score data/new --model runs/cc3m --tau 0.02 --rho 3 --out runs/new-scored\n"
     "  thermopile inspect runs/scored\n"
     "  thermopile curate runs/scored --keep keep.parquet --precision 0.8",

@@ -73,7 +73,7 @@ def by_features(
     if rho is None:
         name = inspection.config.objective.name
         inspection.notes.append(
-            f"Temperatures are not solved, since the objective {name} has no rho: give one with --rho. 2 suits pairs, "
+            f"Temperatures are not solved, since the objective {name} has no rho: give one with --rho. 1 suits pairs, "
             "0.3 images."
         )
         return None

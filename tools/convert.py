@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
@@ -272,8 +273,9 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
     settings += [f"data.image_size={size}"] * (size != (64 if preset == "small" else usual))
     settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
     shown, named = f" --image-size {size}" * (size != usual), f" --preset {preset}" * bool(preset)
-    train = "".join([f"{named} --data {out} --out runs/{out.name}", *(f" --set {setting}" for setting in settings)])
-    return f"thermopile show {out} --out {out.name}.html{shown}; thermopile train{train}"
+    data, run, page = (quote(each) for each in (str(out), f"runs/{out.name}", f"{out.name}.html"))
+    train = "".join([f"{named} --data {data} --out {run}", *(f" --set {quote(setting)}" for setting in settings)])
+    return f"thermopile show {data} --out {page}{shown}; thermopile train{train}"
 
 
 def _encoders_in(folder: Path, size: int) -> tuple[tuple[str, ...], int]:

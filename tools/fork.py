@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -89,7 +90,7 @@ def fork(
             "encoders"
         )
     if not dry_run:
-        click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
+        click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {quote(str(out))} --resume`", most=1000))
 
 
 def _facts(fork: Fork, newest: int) -> Iterator[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
@@ -254,7 +255,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         with task_bars() as show:
             keep_features(directory, partial(show, "features for inspect"))
     done = f"scored {run.order.samples:,} pairs" if is_frozen else f"trained {run.total_steps:,} steps"
-    say(f"{done}; next: `thermopile inspect {directory.path}`", err=False)
+    say(f"{done}; next: `thermopile inspect {quote(str(directory.path))}`", err=False)
     return True
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tarfile
 from functools import partial
@@ -115,6 +116,13 @@ def test_the_next_command_keeps_the_encoders_of_the_model_whose_tokenizer_was_us
         else f"--preset small --data {out} --out runs/out"
     )
     assert done.stdout.endswith(f"next: thermopile show {out} --out out.html{shown}; thermopile train {train}\n")
+
+
+def test_the_next_commands_are_those_of_a_shell_for_a_path_with_blanks(tmp_path, classes):
+    said = converted("folder", classes, tmp_path / "my pictures").stdout.splitlines()[-1]
+    show, train = map(shlex.split, said.removeprefix("next: ").split("; "))
+    assert show == ["thermopile", "show", str(tmp_path / "my pictures"), "--out", "my pictures.html"]
+    assert train[4:8] == ["--data", str(tmp_path / "my pictures"), "--out", "runs/my pictures"]
 
 
 @pytest.mark.wide

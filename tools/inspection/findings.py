@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
@@ -170,7 +171,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
         if values.not_finite:
             yield (
                 f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
-                f"`thermopile state check {inspection.run.path}` lists them."
+                f"`thermopile state check {quote(str(inspection.run.path))}` lists them."
             )
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= 0.01:
@@ -191,7 +192,7 @@ def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator
         still = " still" if inspection.reader and inspection.reader.kept < inspection.reader.samples else ""
         yield (
             f"{copied:,} of {m:,} samples looked at{still} have near-copies. To keep one of each: `thermopile inspect "
-            f"{inspection.run.path} --duplicates`, then `thermopile curate` with --thin 1, and train --select."
+            f"{quote(str(inspection.run.path))} --duplicates`, then `thermopile curate` with --thin 1, and train --select."
         )
     if (apart := counts[KIND_NAMES[NOT_TOLD_APART]]) >= MANY_COPIED * m:
         yield (

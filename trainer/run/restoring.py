@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from shlex import quote
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
     """Raise RunError if a run that begins from its files would fetch weights: it may be from someone else."""
     for encoder in (config.model.image, config.model.text):
         if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
-            raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: train --config {run.config_file}")
+            anew = f"thermopile train --config {quote(str(run.config_file))} …"
+            raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: {anew}")
 
 
 def take_lock(

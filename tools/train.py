@@ -21,6 +21,7 @@ from ..storage.place import AnyPlace, Places, place_of, places_of
 from ..trainer.config import FROZEN
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
+from ..trainer.metrics.step_report import percent
 from ..trainer.run.starting import Request, Start, start
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world
@@ -381,7 +382,7 @@ class _TrainingProgress:
     def __call__(self, report: StepReport) -> None:
         tau = "" if report.tau_mean is None else f"tau {report.tau_mean:.4f}  "
         shares = "  ".join(f"{words} {report.split[part]:.0%}" for part, words in SHOWN.items() if part in report.split)
-        found = "" if report.retrieval_accuracy is None else f"retrieval {report.retrieval_accuracy:.1%}  "
+        found = "" if report.retrieval_accuracy is None else f"retrieval {percent(report.retrieval_accuracy, 1)}  "
         speed = f"{report.samples_per_second:,.0f} samples/s"
         self._bar.update(report.step, f"loss {report.loss:.4f}  {tau}{found}{speed}  {shares}")
         for problem, hint in report.hints.items():
@@ -394,6 +395,6 @@ class _TrainingProgress:
 def _scores_in_words(line: dict[str, Any]) -> str:
     """Summarise an evaluation in one line: each method's first score over all samples."""
     firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}
-    scores = (f"{LABELS[method].format(variant)}: {of['all']:.1%}" for method, (variant, of) in firsts.items())
+    scores = (f"{LABELS[method].format(variant)}: {percent(of['all'], 1)}" for method, (variant, of) in firsts.items())
     of = " of averaged weights" if line.get("weights") == "averaged" else ""
     return f"step {line['step']:,}{of}: {'; '.join(scores)}"

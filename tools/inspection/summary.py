@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...trainer.metrics.step_report import percent
 from ...trainer.run_directory import read_lineage
 from .feature_findings.by_features import ByFeatures
 from .feature_findings.evidence import EvidentKinds
@@ -154,10 +155,11 @@ def in_words(side: str, each: Association) -> str:
     """Return the sentence for an association, with its strength."""
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
     of_side = "" if side == "sample" else f"{side} "
-    share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
+    share, *bounds = (value if each.area > 0.5 else 1 - value for value in (each.area, each.low, each.high))
+    low, high = map(percent, sorted(bounds))
     # What does not hold within the most crowded tenth of samples is said of how the model places them.
     why = "" if each.stands else ", which the model places close together; among samples placed so it hardly shows"
-    figures = f"in {share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
+    figures = f"in {percent(share)} of comparisons with the rest, {low.removesuffix('%')} to {high}"
     return f"{end} {of_side}temperatures go with {what}{why} ({figures})."
 
 

@@ -432,7 +432,7 @@ def write_rows(asked: InspectOptions) -> None:
         samples = inspection.reader.samples if inspection.reader else 0
         confirmation = of_features = more = None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
-        needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
+        needed = asked.suspects or asked.features or asked.rho or are_kept  # else two passes over all rows for nothing
         with task_bars() as show:
             suspects = asked.suspects
             if needed and (found := survey(inspection, (), show, suspects=suspects, over_run=suspects > 0)):

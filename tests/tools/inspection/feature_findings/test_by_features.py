@@ -92,6 +92,25 @@ def found(run):
     return told
 
 
+@pytest.mark.parametrize(
+    ("asked", "rho", "noted"),
+    [(Asked(), None, []), (Asked(20), None, ["the objective sogclr has no rho; choose one with --rho"])],
+)
+def test_of_an_objective_without_rho_a_note_says_why_features_that_were_asked_for_tell_nothing(
+    pairs, tmp_path, asked, rho, noted
+):
+    run = run_of(pairs, tmp_path / "run", name="sogclr")
+    inspection = read_run(run)
+    assert by_features(inspection, survey(inspection, ()), run.report, asked, rho, lambda *work: None) is None
+    assert [note.partition("are missing: ")[2] for note in inspection.notes if "missing" in note] == noted
+
+
+def test_an_export_at_a_rho_says_so_where_no_features_are_kept(pairs, tmp_path):
+    run = run_of(pairs, tmp_path / "run")
+    assert "no features are kept" in succeed("inspect", run.path, "--export", tmp_path / "r.csv", "--rho", 3).stdout
+    assert "no features are kept" not in succeed("inspect", run.path, "--export", tmp_path / "s.csv").stdout
+
+
 def divergence(h, tau):
     log_q = h / tau - logsumexp(h / tau)
     return float((np.exp(log_q) * (log_q + math.log(len(h)))).sum())

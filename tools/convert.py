@@ -136,7 +136,7 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
         found = [finding._asdict() for finding in findings]
         click.echo(json.dumps({"dataset": str(dataset), "samples": samples, "sound": not found, "findings": found}))
     elif not findings:
-        click.echo(f"{dataset} is sound: {samples:,} samples")
+        click.echo(f"{dataset} is sound: {convert_splits.samples(samples)}")
     else:
         for kind in dict.fromkeys(finding.kind for finding in findings):
             of_kind = [finding for finding in findings if finding.kind == kind]
@@ -222,6 +222,8 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
         for note in sources[0].notes:
             click.echo(plain_text(note, MAX_ERROR_CHARACTERS), err=True)
         settings = _settings(sources[0], grown, asked)
+        if asked.dry_run:  # counts them all, and refuses them at the end, where it would name no file that is gone
+            settings = settings.model_copy(update={"max_error_rate": 1.0})
         splits = _splits(sources, [*zip(written, [grown] if grown else outs, strict=True)], asked, named)
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
@@ -236,6 +238,8 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
         refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
     results = _convert_all(splits, settings, asked, _paths(src, own))
     if asked.dry_run:
+        for result in results:
+            _refuse_too_many(result["left_out"], result["samples"], asked.settings.max_error_rate)
         click.echo("nothing was written; next: the same command without --dry-run")
         return results
     if grown is not None and not asked.part:
@@ -251,6 +255,14 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
             convert_splits.say_longtail(split.shown)
         click.echo(f"next: {_next_steps(out, 'glyphs' if kind.name == 'glyphs' else '', asked.model)}")
     return results
+
+
+def _refuse_too_many(left_out: int, samples: int, allowed: float) -> None:
+    if left_out > allowed * (total := left_out + samples) + 1e-9:
+        raise SourceError(
+            f"{left_out:,} of {total:,} samples that were tried cannot be used; the conversion would fail, since "
+            f"--max-error-rate allows {allowed:.3g} of them. Nothing was written"
+        )
 
 
 def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
@@ -365,7 +377,7 @@ def _to_append_to(out: Place, asked: ConvertOptions) -> LocalPath:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
     folder = LocalPath(str(out.resolve()))  # the new shards are renamed, so they are written on the same disk
     refuse_ungrowable(folder)
-    if is_joining(folder):
+    if is_joining(folder) and not asked.dry_run:
         join(folder)
     return folder
 
@@ -464,7 +476,7 @@ def _convert(convert: Callable[..., Summary], split: convert_splits.Split, setti
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.
-        kept = split.out.is_remote or Partial(split.out).keeps_work
+        kept = not split.is_trial and (split.out.is_remote or Partial(split.out).keeps_work)
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
@@ -481,10 +493,12 @@ def _convert_part(
         shown = convert_splits.ConversionProgress(bar.update, split)
         done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
     result = {"dataset": str(split.shown), "part": str(part), "to_finish": True, **asdict(done)}
-    if not done.samples and part.number <= done.shards:
+    if not done.samples and not Partial(split.out).in_progress:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
         return result | {"to_finish": split.appends}
-    rate = f"; {done.seconds:.1f} s, {done.seen / done.seconds:,.0f} img/s" if done.seen else ", all done before"
-    what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
+    speed = f"; {done.seconds:.1f} s, {convert_splits.rate(done.seen, done.seconds)}"
+    what = f"{convert_splits.samples(done.samples)}{speed if done.seen else ', all done before'}"
+    if not done.samples:
+        what = "no shard is left for it" if part.number > done.shards else "none of its samples is selected"
     click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")
     return result

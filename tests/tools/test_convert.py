@@ -568,6 +568,42 @@ def test_a_dry_run_says_what_the_conversion_says_and_writes_nothing(tmp_path, cl
     assert_one_line(run(*words, "--dry-run", "--resume"), 2, "--dry-run", "--resume")
 
 
+def test_a_dry_run_names_no_file_and_no_option_of_a_conversion_that_it_did_not_keep(tmp_path, classes):
+    source = tmp_path / "in"
+    shutil.copytree(classes, source)
+    for number in range(16):  # a fifth
+        (source / "cow" / f"bad{number}.jpg").write_bytes(b"no picture")
+    words = ("folder", source, tmp_path / "out", "--dry-run")
+    refused = run(*words)
+    assert_one_line(refused, 1, "16 of 80 samples that were tried cannot be used", "allows 0.1 of them. Nothing was")
+    assert "16 left out: 16 × not a JPEG" in refused.stdout
+    assert not {"errors.jsonl", "--resume", "Finished"} & {*re.findall(r"[\w.-]+", refused.output)}
+    converted("folder", classes, tmp_path / "out")
+    assert "  16 left out: " in converted(*words, "--append", "--max-error-rate", 0.5).stdout
+
+
+def test_classes_are_counted_that_have_a_usable_sample(tmp_path, classes):
+    source = tmp_path / "in"
+    shutil.copytree(classes, source)
+    (source / "dog").mkdir()
+    (source / "dog" / "bad.jpg").write_bytes(b"no picture")
+    done = converted("folder", source, tmp_path / "out")
+    assert "out: 65 samples of 4 classes, " in done.stderr
+    assert "out: 64 samples of 3 classes without captions in 1 shard" in done.stdout
+
+
+def test_a_part_of_which_no_sample_is_selected_is_not_taken_for_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_ROWS", 2)
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_BYTES", 1)
+    source, options = write_tars(tmp_path, [jpeg(draw(i)) for i in range(12)])
+    words = (*source, tmp_path / "out", *options, "--limit", 1)
+    said = [converted(*words, "--part", f"{number}/2").stdout for number in (1, 2)]
+    parts = sorted(re.search("part ./2 of out: ([^;]+);", each)[1] for each in said)
+    assert parts == ["1 sample", "none of its samples is selected"]
+    assert all("next: when all parts are done, the same command with --finish" in each for each in said)
+    assert "out is complete: 1 sample in 1 shard" in converted(*words, "--finish").stdout
+
+
 def test_a_limit_takes_so_many_samples_of_all_of_the_source(tmp_path, classes):
     converted("folder", classes, tmp_path / "out", "--limit", 16, "--holdout", 8)
     assert sizes(tmp_path / "out") == {"ant": 11, "bee": 4, "cow": 1}

@@ -331,7 +331,7 @@ def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused
     (tmp_path / "in").mkdir()
     source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
-    assert_one_line(result, 1, f"{option} '{name}' matches no sample")
+    assert_one_line(result, 1, f"{option} '{name}' matches no")
     assert os.listdir(tmp_path) == ["in"]
 
 

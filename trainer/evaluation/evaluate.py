@@ -302,7 +302,8 @@ def tokenizer_of(
         before = known.fingerprints if known else [info.dataset_fingerprint]
         dataset = open_dataset(data or recorded, pictures=False, before=before)
     except DatasetError as error:
-        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {_MOVED}") from error
+        why = str(error).removesuffix(".")
+        raise DatasetError(f"the tokenizer of the run's dataset is needed: {why}. {_MOVED}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "

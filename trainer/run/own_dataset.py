@@ -72,7 +72,8 @@ def open_own(
     try:
         return open_dataset(places, tars, pictures=pictures, before=before)
     except DatasetError as error:
-        raise DatasetError(f"{error} If the run's dataset was moved, pass its new path with {cure}.") from error
+        why = str(error).removesuffix(".")
+        raise DatasetError(f"{why}. If the run's dataset was moved, pass its new path with {cure}.") from error
 
 
 def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:

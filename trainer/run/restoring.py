@@ -200,7 +200,8 @@ def _fingerprint(key: str, path: str) -> str:
     try:
         return Dataset(path, pictures=False).index.fingerprint
     except DatasetError as error:
-        raise DatasetError(f"{key}: {error} If it was moved, pass its new path with --set {key}=DATASET") from error
+        why = str(error).removesuffix(".")
+        raise DatasetError(f"{key}: {why}. If it was moved, pass its new path with --set {key}=DATASET") from error
 
 
 def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:

@@ -98,6 +98,7 @@ def _facts(fork: Fork, newest: int) -> Iterator[str]:
     yield from (change.arrow for change in fork.changes)
     yield from fork.jump
     if fork.forgotten:
-        seen = f"{fork.used:,} have been used before" if fork.used else "none has been used before"
+        have = "has" if fork.used == 1 else "have"
+        seen = f"{fork.used:,} {have} been used before" if fork.used else "none has been used before"
         exactly = "" if fork.used or fork.config.init.run else ": forgotten exactly"
         yield f"of {fork.forgotten:,} samples to forget {seen}{exactly}; steps to make again: {newest - fork.step:,}"

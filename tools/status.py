@@ -14,7 +14,7 @@ from ..storage.place import Place
 from ..trainer.metrics.step_report import percent
 from .arguments import RUN
 from .printing import plain_text
-from .progress import duration
+from .progress import duration, in_units
 
 if TYPE_CHECKING:
     from ..trainer.run.run_status import RunStatus, StepsStatus
@@ -59,7 +59,7 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         yield from _steps_lines(run, run.steps)
     if run.checkpoints:
         last, kept = run.checkpoints[-1], _listed([f"{checkpoint.step:,}" for checkpoint in run.checkpoints])
-        size = f"{last.bytes / 1e6:,.1f} MB"
+        size = in_units(last.bytes)
         yield "checkpoints", f"step {last.step:,}, {duration(last.age_seconds)} ago, {size}; kept: {kept}"
     else:
         yield "checkpoints", "none yet"

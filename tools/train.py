@@ -356,11 +356,13 @@ def _in_words(run: Run) -> str:
         )
         speed = f" in {run.config.precision}{slow}"
     kind = "pairs" if run.mode == "bimodal" else "pictures"
-    weighted = ", with weights" if data.weights else ""
+    weighted = ", with weights" * bool(data.weights) + ", without those of data.without" * bool(data.without)
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     left_out = max(0, run.order.samples - run.order.steps_per_epoch * run.config.batch_size)
     left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
-    wrong = f", {data.planted} of them with another one's caption (data.planted)" if data.planted else ""
+    planted = data.planted if isinstance(data.planted, tuple) else (data.planted,)
+    shares = " and ".join(f"{100 * share:.3g}%" for share in planted)
+    wrong = f", {shares} of them with another one's caption (data.planted)" if any(planted) else ""
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}{wrong}, "
         f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters, {run.total_steps:,} steps in "

@@ -174,7 +174,7 @@ def test_what_is_saved_is_listed(made):
         "parts": {},
     }  # fmt: skip
     words = text_of(made)
-    assert "step 12, 0 s ago, 0.0 MB; kept: 4, 8, 12" in words
+    assert "step 12, 0 s ago, 12.0 kB; kept: 4, 8, 12" in words
     assert "visited 100%" in words
 
 

@@ -351,6 +351,10 @@ def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOpti
         raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
     if asked.on and out.is_remote:
         raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
+    if asked.append and asked.overwrite:
+        raise click.UsageError("--append adds to OUT, and --overwrite replaces it: leave out one of them")
+    if asked.settings.tokenizer and "vocab_size" in asked.given:
+        raise click.UsageError("--vocab-size is of a tokenizer to train, in whose place --tokenizer is: leave out one")
     for path in reads:
         if path.resolve().is_relative_to(str(out.resolve())):
             raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
@@ -405,6 +409,11 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
         return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings.model_copy(update=_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
+    of_captions = [name for name in ("vocab_size", "tokenizer", "context_length") if name in asked.given]
+    if of_captions and source.mode == "images":
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in of_captions)
+        cure = "leave out what is of captions, or name them with --caption"
+        raise click.UsageError(f"no captions are converted, so {options} would have no effect; {cure}")
     return asked.settings.suited_to(source, partial(click.echo, err=True))
 
 

@@ -548,6 +548,20 @@ def test_a_list_whose_first_pictures_are_missing_is_converted_if_that_many_may_b
     assert (done.exit_code, Dataset(tmp_path / "out").n) == (0, 6)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--caption", "txt", "--tokenizer", "TOKENIZER", "--vocab-size", 300), ["--vocab-size", "--tokenizer"]),
+        (("--context-length", 16), ["no captions are converted, so --context-length", "--caption"]),
+        (("--append", "--overwrite"), ["--append", "--overwrite"]),
+    ],
+)
+def test_options_that_would_do_nothing_beside_others_are_refused(tmp_path, classes, pairs, words, said):
+    given = [pairs / "model" / "tokenizer.json" if word == "TOKENIZER" else word for word in words]
+    assert_one_line(run("folder", classes, tmp_path / "out", *given), 2, *said)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_dry_run_says_what_the_conversion_says_and_writes_nothing(tmp_path, classes):
     source = tmp_path / "in"
     shutil.copytree(classes, source)

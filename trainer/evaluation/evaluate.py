@@ -203,9 +203,10 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
             f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."
         )
     if (unknown := result.classes.unknown) and not result.not_classified:
+        classes = f"{len(unknown):,} class{'es' * (len(unknown) != 1)}"
         result.notes.append(
             f"{sum(unknown.values()):,} of {test.n:,} test samples are left out of k-NN and linear probe: "
-            f"the training set lacks their {len(unknown):,} classes, such as {next(iter(unknown))!r}, by name."
+            f"the training set lacks their {classes}, such as {next(iter(unknown))!r}, by name."
         )
     if why := result.not_classified:
         lost = "k-NN and linear probe" if result.named.names else "k-NN, linear probe and zero-shot"

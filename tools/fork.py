@@ -90,7 +90,11 @@ def fork(
             "encoders"
         )
     if not dry_run:
-        click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {quote(str(out))} --resume`", most=1000))
+        following = f"{out} is a run; next: `thermopile train --out {quote(str(out))} --resume`"
+        if new.step == new.total_steps:  # which goes by `steps`, too, if the run has a limit of them
+            more = "epochs and steps" if new.config.steps else "epochs"
+            following = f"{out} is a run whose steps are all done; to train on, fork with --set of more {more}"
+        click.echo(plain_text(following, most=1000))
 
 
 def _facts(fork: Fork, newest: int) -> Iterator[str]:

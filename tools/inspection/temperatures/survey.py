@@ -139,7 +139,8 @@ def survey(
         on_progress("reading the state", block.stop, 2 * reader.samples)
     sides = first.sides(inspection.settings)
     if not first.staleness.count:
-        notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
+        unchanged = ": every tau still has its initial value" if inspection.sides else ""
+        notes.append(f"No sample was visited by {reader.snapshot.tag}{unchanged}.")
     elif inspection.sides and not sides:
         lacking = " or ".join(name for name in inspection.sides if not first.fields[f"{name}/tau"].count)
         notes.append(f"No visited sample has a finite tau ({lacking}). `thermopile state check` lists them.")

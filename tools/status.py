@@ -67,7 +67,8 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         state = run.sample_state
         tags = [tag for tag in state.snapshots if tag != "step-0"]
         selected = f" selected of {state.dataset_samples:,}" if state.kept < state.dataset_samples else ""
-        yield "samples", f"{state.kept:,}{selected}, visited {percent(state.coverage)} at the last snapshot"
+        about = "about " * state.is_estimated
+        yield "samples", f"{state.kept:,}{selected}, visited {about}{percent(state.coverage)} at the last snapshot"
         if state.parts:
             named = [f"{name} {samples:,}" for name, samples in state.parts.items()]
             yield "parts", plain_text(", ".join(named), most=1000)

@@ -35,6 +35,7 @@ from ..storage.files import read_regular
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, place_of
 from ..storage.sealed_json import parse
+from ..trainer.config.layers import read_preset
 from ..trainer.plugins import installed
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
@@ -274,7 +275,9 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
         return f"{out} has {too_few(index.n)}"
     # Of a remote dataset the table would be fetched, and of pictures in tars the tars listed again.
     usual = size = 64 if out.is_remote else usual_image_size(Dataset(out, pictures=False))
-    is_small, settings = index.n < FEW_SAMPLES, list[str]()
+    is_small, settings, sides = index.n < FEW_SAMPLES, list[str](), tuple[str, ...]()
+    if preset and index.n < read_preset(preset).get("batch_size", 0):
+        preset = ""
     if is_small and not preset:
         preset, size = "small", min(usual, 64)
     model, folder = of_model
@@ -282,7 +285,13 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
         sides, size = _encoders_in(folder, size)
         settings += [f"model.{side}.name={model}" for side in sides]
         preset = "" if sides else preset  # which would replace the model's encoders
-    settings += [f"data.image_size={size}"] * (size != (64 if preset == "small" else usual))
+    if not preset and size > 64:  # for which there are no built-in encoders
+        from ..trainer.run.settings_of_data import NAMED  # late, because it imports torch
+
+        unnamed = [side for side in NAMED if side not in sides and (side == "image" or index.mode == "pairs")]
+        settings += [f"model.{side}.name={NAMED[side][0]}" for side in unnamed]
+    is_chosen = not preset and out.is_remote
+    settings += [f"data.image_size={size}"] * (is_chosen or size != (64 if preset == "small" else usual))
     settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
     shown, named = f" --image-size {size}" * (size != usual), f" --preset {preset}" * bool(preset)
     data, run, page = (quote(each) for each in (str(out), f"runs/{out.name}", f"{out.name}.html"))

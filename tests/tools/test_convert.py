@@ -118,6 +118,16 @@ def test_the_next_command_keeps_the_encoders_of_the_model_whose_tokenizer_was_us
     assert done.stdout.endswith(f"next: thermopile show {out} --out out.html{shown}; thermopile train {train}\n")
 
 
+def test_the_next_command_names_encoders_for_pictures_that_the_built_in_ones_are_not_for(pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.tools.convert.FEW_SAMPLES", 20)
+    end = "--set model.image.name=hf:resnet-18 --set model.text.name=hf:clip-text --set data.planted=0.01\n"
+    assert converted("csv", pairs / "pairs.csv", tmp_path / "out").stdout.endswith(f"--out runs/out {end}")
+
+
+def test_the_preset_of_the_glyphs_is_not_named_for_fewer_than_its_batch(tmp_path):
+    assert "train --preset small --data " in converted("glyphs", tmp_path / "out", "--limit", 20).stdout
+
+
 def test_the_next_commands_are_those_of_a_shell_for_a_path_with_blanks(tmp_path, classes):
     said = converted("folder", classes, tmp_path / "my pictures").stdout.splitlines()[-1]
     show, train = map(shlex.split, said.removeprefix("next: ").split("; "))

@@ -1,6 +1,7 @@
 """Arguments and options shared by commands: places, datasets, runs, and leave to import a user's own code."""
 
 import os
+from shlex import quote
 from typing import Any
 
 import click
@@ -47,7 +48,7 @@ class _Directory(click.Path):
             if Partial(LocalPath(value)).in_progress:
                 self.fail(
                     f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
-                    f"with `thermopile convert … {value} --resume`",
+                    f"with `thermopile convert … {quote(str(value))} --resume`",
                     param,
                     ctx,
                 )

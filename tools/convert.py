@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from threading import Timer
 from typing import Any
@@ -34,6 +35,7 @@ from ..storage.files import read_regular
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, place_of
 from ..storage.sealed_json import parse
+from ..trainer.config.layers import read_preset
 from ..trainer.plugins import installed
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
@@ -135,7 +137,7 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
         found = [finding._asdict() for finding in findings]
         click.echo(json.dumps({"dataset": str(dataset), "samples": samples, "sound": not found, "findings": found}))
     elif not findings:
-        click.echo(f"{dataset} is sound: {samples:,} samples")
+        click.echo(f"{dataset} is sound: {convert_splits.samples(samples)}")
     else:
         for kind in dict.fromkeys(finding.kind for finding in findings):
             of_kind = [finding for finding in findings if finding.kind == kind]
@@ -221,6 +223,8 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
         for note in sources[0].notes:
             click.echo(plain_text(note, MAX_ERROR_CHARACTERS), err=True)
         settings = _settings(sources[0], grown, asked)
+        if asked.dry_run:  # counts them all, and refuses them at the end, where it would name no file that is gone
+            settings = settings.model_copy(update={"max_error_rate": 1.0})
         splits = _splits(sources, [*zip(written, [grown] if grown else outs, strict=True)], asked, named)
         if select is not None:
             assert isinstance(sources[0], DatasetSource)
@@ -235,6 +239,8 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
         refuse_known(grown, Conversion(sources[0], splits[0].out, settings, splits[0].selection).plan)
     results = _convert_all(splits, settings, asked, _paths(src, own))
     if asked.dry_run:
+        for result in results:
+            _refuse_too_many(result["left_out"], result["samples"], asked.settings.max_error_rate)
         click.echo("nothing was written; next: the same command without --dry-run")
         return results
     if grown is not None and not asked.part:
@@ -252,6 +258,14 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     return results
 
 
+def _refuse_too_many(left_out: int, samples: int, allowed: float) -> None:
+    if left_out > allowed * (total := left_out + samples) + 1e-9:
+        raise SourceError(
+            f"{left_out:,} of {total:,} samples that were tried cannot be used; the conversion would fail, since "
+            f"--max-error-rate allows {allowed:.3g} of them. Nothing was written"
+        )
+
+
 def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
     """Return the commands that suit a dataset. preset: the one that was made for it, if any."""
     from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few  # late, because it imports numba
@@ -261,7 +275,9 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
         return f"{out} has {too_few(index.n)}"
     # Of a remote dataset the table would be fetched, and of pictures in tars the tars listed again.
     usual = size = 64 if out.is_remote else usual_image_size(Dataset(out, pictures=False))
-    is_small, settings = index.n < FEW_SAMPLES, list[str]()
+    is_small, settings, sides = index.n < FEW_SAMPLES, list[str](), tuple[str, ...]()
+    if preset and index.n < read_preset(preset).get("batch_size", 0):
+        preset = ""
     if is_small and not preset:
         preset, size = "small", min(usual, 64)
     model, folder = of_model
@@ -269,11 +285,18 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
         sides, size = _encoders_in(folder, size)
         settings += [f"model.{side}.name={model}" for side in sides]
         preset = "" if sides else preset  # which would replace the model's encoders
-    settings += [f"data.image_size={size}"] * (size != (64 if preset == "small" else usual))
+    if not preset and size > 64:  # for which there are no built-in encoders
+        from ..trainer.run.settings_of_data import NAMED  # late, because it imports torch
+
+        unnamed = [side for side in NAMED if side not in sides and (side == "image" or index.mode == "pairs")]
+        settings += [f"model.{side}.name={NAMED[side][0]}" for side in unnamed]
+    is_chosen = not preset and out.is_remote
+    settings += [f"data.image_size={size}"] * (is_chosen or size != (64 if preset == "small" else usual))
     settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
     shown, named = f" --image-size {size}" * (size != usual), f" --preset {preset}" * bool(preset)
-    train = "".join([f"{named} --data {out} --out runs/{out.name}", *(f" --set {setting}" for setting in settings)])
-    return f"thermopile show {out} --out {out.name}.html{shown}; thermopile train{train}"
+    data, run, page = (quote(each) for each in (str(out), f"runs/{out.name}", f"{out.name}.html"))
+    train = "".join([f"{named} --data {data} --out {run}", *(f" --set {quote(setting)}" for setting in settings)])
+    return f"thermopile show {data} --out {page}{shown}; thermopile train{train}"
 
 
 def _encoders_in(folder: Path, size: int) -> tuple[tuple[str, ...], int]:
@@ -337,6 +360,10 @@ def _refuse_contradictions(out: Place, reads: Iterable[Path], asked: ConvertOpti
         raise click.UsageError("--on ray converts all parts and finishes: leave out --part and --finish")
     if asked.on and out.is_remote:
         raise click.UsageError(f"--on ray writes to directories only, and {out} is an address; use --part I/K")
+    if asked.append and asked.overwrite:
+        raise click.UsageError("--append adds to OUT, and --overwrite replaces it: leave out one of them")
+    if asked.settings.tokenizer and "vocab_size" in asked.given:
+        raise click.UsageError("--vocab-size is of a tokenizer to train, in whose place --tokenizer is: leave out one")
     for path in reads:
         if path.resolve().is_relative_to(str(out.resolve())):
             raise click.UsageError(f"OUT {out} contains the source {path}; choose another directory")
@@ -363,7 +390,7 @@ def _to_append_to(out: Place, asked: ConvertOptions) -> LocalPath:
             raise click.UsageError(f"--append keeps the settings of {out}; leave out --{name.replace('_', '-')}")
     folder = LocalPath(str(out.resolve()))  # the new shards are renamed, so they are written on the same disk
     refuse_ungrowable(folder)
-    if is_joining(folder):
+    if is_joining(folder) and not asked.dry_run:
         join(folder)
     return folder
 
@@ -391,6 +418,11 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
         return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings.model_copy(update=_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
+    of_captions = [name for name in ("vocab_size", "tokenizer", "context_length") if name in asked.given]
+    if of_captions and source.mode == "images":
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in of_captions)
+        cure = "leave out what is of captions, or name them with --caption"
+        raise click.UsageError(f"no captions are converted, so {options} would have no effect; {cure}")
     return asked.settings.suited_to(source, partial(click.echo, err=True))
 
 
@@ -462,7 +494,7 @@ def _convert(convert: Callable[..., Summary], split: convert_splits.Split, setti
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.
-        kept = split.out.is_remote or Partial(split.out).keeps_work
+        kept = not split.is_trial and (split.out.is_remote or Partial(split.out).keeps_work)
         if kept and "--resume" not in str(error):
             click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
         raise
@@ -479,10 +511,12 @@ def _convert_part(
         shown = convert_splits.ConversionProgress(bar.update, split)
         done = conversion.part(part.number, part.count, on_progress=shown, tell=bar.note, on_begun=on_begun)
     result = {"dataset": str(split.shown), "part": str(part), "to_finish": True, **asdict(done)}
-    if not done.samples and part.number <= done.shards:
+    if not done.samples and not Partial(split.out).in_progress:
         click.echo(f"all shards of {split.shown} are done; nothing to convert")
         return result | {"to_finish": split.appends}
-    rate = f"; {done.seconds:.1f} s, {done.seen / done.seconds:,.0f} img/s" if done.seen else ", all done before"
-    what = f"{done.samples:,} samples{rate}" if done.samples else "no shard is left for it"
+    speed = f"; {done.seconds:.1f} s, {convert_splits.rate(done.seen, done.seconds)}"
+    what = f"{convert_splits.samples(done.samples)}{speed if done.seen else ', all done before'}"
+    if not done.samples:
+        what = "no shard is left for it" if part.number > done.shards else "none of its samples is selected"
     click.echo(f"{name}: {what}; {done.shards_done:,} of all {done.shards:,} shards are done")
     return result

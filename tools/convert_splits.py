@@ -54,6 +54,11 @@ class Split(NamedTuple):
         return self.source.files_in_order
 
     @property
+    def is_trial(self) -> bool:
+        """Whether nothing is kept, as of a dry run."""
+        return self.out.parent != self.shown.parent
+
+    @property
     def stays(self) -> bool:
         """Whether the source keeps the pictures."""
         return self.source.index is not None
@@ -75,7 +80,7 @@ class Split(NamedTuple):
         """Source of the samples."""
         if self.tars:
             return f"{self.tars:,} tar{'s' * (self.tars > 1)}{self.classes}"
-        return f"{self.total:,} samples{self.classes}"
+        return f"{samples(self.total)}{self.classes}"
 
     def total_of(self, part: PartNumber) -> int:
         """Return about how much of the total a part has."""
@@ -87,14 +92,29 @@ class Split(NamedTuple):
     @property
     def classes(self) -> str:
         """` of 3 classes`, empty for a source without classes, and whether they are appended."""
-        appended = " to append" if self.appends else ""
         if self.groups is None:
-            return appended
+            return _of_classes(None, self.appends)
         of_sample = (
             self.groups.of_sample[self.selection] if isinstance(self.selection, np.ndarray) else self.groups.of_sample
         )
         unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
-        return f" of {len(np.setdiff1d(of_sample, unlabelled)):,} classes{appended}"
+        return _of_classes(len(np.setdiff1d(of_sample, unlabelled)), self.appends)
+
+
+def samples(number: int) -> str:
+    """Return `3 samples`, or `1 sample`."""
+    return f"{number:,} sample{'s' * (number != 1)}"
+
+
+def _of_classes(number: int | None, appends: bool) -> str:
+    of = "" if number is None else f" of {number:,} class{'es' * (number != 1)}"
+    return of + " to append" * appends
+
+
+def rate(seen: int, seconds: float) -> str:
+    """Return a speed of conversion, `0.13 img/s` or `1,200 img/s`."""
+    found = seen / max(seconds, 1e-9)
+    return f"{found:,.0f} img/s" if found >= 10 else f"{found:.2g} img/s"
 
 
 def announce(splits: list[Split], settings: ConvertSettings) -> None:
@@ -151,15 +171,18 @@ def say_summary(
     captions = " without captions" if index.mode == "images" else ""
     if index.captions_per_sample > 1:
         captions = f" with {index.total_captions:,} captions, at most {index.captions_per_sample} each,"
-    result = f"{index.n:,} samples{split.classes}{captions} in {shards}, {in_units(summary.path.size_below())}"
+    classes = split.classes
+    if summary.left_out and split.groups is not None:  # perhaps all samples of a class
+        number = None if path.is_remote else len(Dataset(summary.path).column("group").drop_null().unique())
+        classes = _of_classes(number, split.appends)
+    result = f"{samples(index.n)}{classes}{captions} in {shards}, {in_units(summary.path.size_below())}"
     if not summary.seen:
         click.echo(f"{path} is complete: {result}; {if_none_was_seen}")
     else:
-        rate = summary.seen / max(summary.seconds, 1e-9)
-        click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate:,.0f} img/s")
+        click.echo(f"{path}: {result}; {summary.seconds:.1f} s, {rate(summary.seen, summary.seconds)}")
     if summary.left_out:
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 120)}" for reason, count in summary.reasons)
-        see = f", see {path / ERRORS_FILE}" if path.exists() else ""
+        see = "" if split.is_trial else f", see {path / ERRORS_FILE}"
         click.echo(f"  {summary.left_out:,} left out{see}: {reasons}")
     for kind, unused in index.source.get("not_used", {}).items():
         cure = f": {unused['cure']}" if unused["cure"] else ""

@@ -1,15 +1,21 @@
 """`thermopile curate`: choose what to train on next by a run's state."""
 
+from __future__ import annotations
+
 import json
 import math
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..storage.place import Place, Places
 from .arguments import RUN, RUN_DATA
 from .printing import plain_text, print_facts, print_table
+
+if TYPE_CHECKING:
+    from .curation import Curation
 
 ALL_MISFITS = 1 << 62
 
@@ -128,5 +134,15 @@ def curate(run: Place, keep: Path, at: str, data: Places | None, overwrite: bool
     print_table(["", ">samples"], [[name.replace("_", " "), f"{count:,}"] for name, count in counts.items()])
     click.echo(keep)
     click.echo(dropped)
-    ways = f"`thermopile train --select {keep} …`, or `thermopile fork {run} --without {dropped} …`"
-    click.echo(plain_text(f"next: {ways}", most=1000))
+    click.echo(plain_text(f"next: {_next_steps(str(run), str(keep), str(dropped), found)}", most=1000))
+
+
+def _next_steps(run: str, keep: str, dropped: str, found: Curation) -> str:
+    """Return the commands that take these files."""
+    if found.data.parts:
+        return "make a file for each part by `part` and `id_in_part`; `train --select` takes ids of one dataset alone"
+    weighed = f" --weights {quote(keep)}" * (found.weights is not None)
+    ways = [f"`thermopile train --select {quote(keep)}{weighed} …`"]
+    if len(found.dropped) and not found.data.without:  # a fork's file must name also what its origin leaves out
+        ways.append(f"`thermopile fork {quote(run)} --without {quote(dropped)} …`")
+    return ", or ".join(ways)

@@ -16,6 +16,7 @@ from ..pipeline.opening import Mixture
 from ..state_store.schema import VISITS
 from ..storage.files import written_aside
 from ..storage.place import Place, Places
+from ..trainer.config import DataConfig
 from ..trainer.errors import ConfigError, RunError
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection import OnTask
@@ -27,7 +28,7 @@ from .inspection.opening import Inspection, read_blocks
 from .inspection.rows_export import check_target, of_dataset
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
-from .inspection.temperatures.kinds import MIN_VISITS, NEAR_FLOOR, KindRules
+from .inspection.temperatures.kinds import NEAR_FLOOR, KindRules
 from .inspection.temperatures.misfits import HALF as HALF
 from .inspection.temperatures.misfits import misfit_sentences, misfits
 from .progress import task_bars
@@ -81,11 +82,18 @@ class Curation:
     """Columns of samples of a mixture, as `Mixture.parts_of`; none for a single dataset."""
     tag: str
     """Tag of the snapshot that the choice was made by."""
+    data: DataConfig
+    """The run's."""
 
     @property
     def counts(self) -> dict[str, int]:
         """Return the number of samples by reason, in order."""
         return dict(zip(REASONS, np.bincount(self.reasons, minlength=len(REASONS)).tolist(), strict=True))
+
+    @property
+    def dropped(self) -> Ids:
+        """Return the ids of the dropped samples, ascending."""
+        return np.flatnonzero((self.reasons != KEPT) & (self.reasons != NOT_TRAINED_ON))
 
 
 def curate_run(
@@ -156,10 +164,13 @@ def curate(
     if number := int(at_floor[kept].sum()):
         notes.append(f"Samples at tau_min keep the weight 1: {number:,}. A bound says nothing about its sample.")
     if few := int(is_new[kept].sum()):
-        notes.append(f"Kept samples with fewer than {MIN_VISITS} visits, too few to be judged, or planted: {few:,}.")
+        least = KindRules.of(inspection).least_visits
+        visits = f"{least} visit{'s' * (least > 1)}"
+        notes.append(f"Kept samples with fewer than {visits}, too few to be judged, or planted: {few:,}.")
     parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
-    return Curation(reasons, dropped, clusters, weights, notes, fingerprint, parts_of, tag)
+    data = inspection.config.data
+    return Curation(reasons, dropped, clusters, weights, notes, fingerprint, parts_of, tag, data)
 
 
 def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> Ids:
@@ -227,7 +238,7 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
     Each file replaces another atomically, the kept ones last.
     """
     metadata = {FINGERPRINT: found.fingerprint, "thermopile.tag": found.tag}
-    ids = np.flatnonzero((found.reasons != KEPT) & (found.reasons != NOT_TRAINED_ON))
+    ids = found.dropped
     rank, cluster = np.zeros(len(ids), np.int64), np.full(len(ids), -1)
     rank[np.searchsorted(ids, found.misfits)] = np.arange(1, len(found.misfits) + 1)
     is_thinned = found.reasons[found.clusters.sample_ids] == DUPLICATE

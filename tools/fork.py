@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -89,7 +90,11 @@ def fork(
             "encoders"
         )
     if not dry_run:
-        click.echo(plain_text(f"{out} is a run; next: `thermopile train --out {out} --resume`", most=1000))
+        following = f"{out} is a run; next: `thermopile train --out {quote(str(out))} --resume`"
+        if new.step == new.total_steps:  # which goes by `steps`, too, if the run has a limit of them
+            more = "epochs and steps" if new.config.steps else "epochs"
+            following = f"{out} is a run whose steps are all done; to train on, fork with --set of more {more}"
+        click.echo(plain_text(following, most=1000))
 
 
 def _facts(fork: Fork, newest: int) -> Iterator[str]:
@@ -97,6 +102,7 @@ def _facts(fork: Fork, newest: int) -> Iterator[str]:
     yield from (change.arrow for change in fork.changes)
     yield from fork.jump
     if fork.forgotten:
-        seen = f"{fork.used:,} have been used before" if fork.used else "none has been used before"
+        have = "has" if fork.used == 1 else "have"
+        seen = f"{fork.used:,} {have} been used before" if fork.used else "none has been used before"
         exactly = "" if fork.used or fork.config.init.run else ": forgotten exactly"
         yield f"of {fork.forgotten:,} samples to forget {seen}{exactly}; steps to make again: {newest - fork.step:,}"

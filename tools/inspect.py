@@ -38,7 +38,7 @@ from .inspection.temperatures.misfits import exported, misfits
 from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey, survey
 from .printing import plain_text, print_facts, print_table
-from .progress import task_bars, working
+from .progress import in_units, task_bars, working
 from .report.duplicates import duplicate_facts, write_duplicates_page
 from .report.neighbourhood import listed_ids, listings, table_of
 from .report.page import write_report, write_samples
@@ -432,7 +432,7 @@ def write_rows(asked: InspectOptions) -> None:
         samples = inspection.reader.samples if inspection.reader else 0
         confirmation = of_features = more = None
         are_kept = any((inspection.run.report / name).exists() for name in (NAME, DRAWN))
-        needed = asked.suspects or asked.features or are_kept  # else two passes over all rows for nothing
+        needed = asked.suspects or asked.features or asked.rho or are_kept  # else two passes over all rows for nothing
         with task_bars() as show:
             suspects = asked.suspects
             if needed and (found := survey(inspection, (), show, suspects=suspects, over_run=suspects > 0)):
@@ -449,7 +449,7 @@ def write_rows(asked: InspectOptions) -> None:
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
     print_facts([("note", note) for note in inspection.notes])
     size = place_of(to).size_below() or to.stat().st_size
-    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {size / 1e6:,.1f} MB")
+    click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {in_units(size)}")
 
 
 def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:

@@ -1,6 +1,7 @@
 """`thermopile score`: judge a dataset's pairs by a model that is not trained on them, as a run."""
 
 from copy import copy
+from shlex import quote
 from typing import Any
 
 import click
@@ -104,7 +105,7 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
         if dataset.index.tokenizer and known and known.tokenizer_digest != sha256_of(dataset.tokenizer_path):
             raise ConfigError(
                 f"{dataset.place} has other tokens than {model} was trained on; convert it with "
-                f"--tokenizer {own.tokenizer}"
+                f"--tokenizer {quote(str(own.tokenizer))}"
             )
         recipe = {name: list(getattr(recipe_named(config.data.recipe), name)) for name in ("mean", "std")}
         views = {"image_size": config.data.image_size, "recipe": _WHOLE_SQUARE | recipe}

@@ -173,8 +173,8 @@ def _check(reader: StateReader, path: Place, config: TrainConfig | None, data: P
         report = check_snapshot(reader, bounds, bar.update)
     has_tau = any(name.split("/")[-1] == "tau" for name in reader.fields)
     if config is None:
-        if has_tau:
-            report.notes.append("No run settings were found beside the state, so tau was not checked against bounds.")
+        bounds_too = ", and tau not checked against bounds" if has_tau else ""
+        report.notes.append(f"No usable run settings are beside the state, so no dataset was compared{bounds_too}.")
         return report
     for name in ("tau_min", "tau_max"):
         if has_tau and name not in bounds:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..storage.place import Place
+from ..trainer.metrics.step_report import percent
 from .arguments import RUN
 from .printing import plain_text
-from .progress import duration
+from .progress import duration, in_units
 
 if TYPE_CHECKING:
     from ..trainer.run.run_status import RunStatus, StepsStatus
@@ -58,7 +59,7 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         yield from _steps_lines(run, run.steps)
     if run.checkpoints:
         last, kept = run.checkpoints[-1], _listed([f"{checkpoint.step:,}" for checkpoint in run.checkpoints])
-        size = f"{last.bytes / 1e6:,.1f} MB"
+        size = in_units(last.bytes)
         yield "checkpoints", f"step {last.step:,}, {duration(last.age_seconds)} ago, {size}; kept: {kept}"
     else:
         yield "checkpoints", "none yet"
@@ -66,7 +67,8 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         state = run.sample_state
         tags = [tag for tag in state.snapshots if tag != "step-0"]
         selected = f" selected of {state.dataset_samples:,}" if state.kept < state.dataset_samples else ""
-        yield "samples", f"{state.kept:,}{selected}, visited {state.coverage:.0%} at the last snapshot"
+        about = "about " * state.is_estimated
+        yield "samples", f"{state.kept:,}{selected}, visited {about}{percent(state.coverage)} at the last snapshot"
         if state.parts:
             named = [f"{name} {samples:,}" for name, samples in state.parts.items()]
             yield "parts", plain_text(", ".join(named), most=1000)
@@ -102,7 +104,7 @@ def _state(run: RunStatus) -> str:
 
 
 def _steps_lines(run: RunStatus, steps: StepsStatus) -> Iterator[tuple[str, str]]:
-    total = f" of {run.total_steps:,} ({steps.step / run.total_steps:.1%})" if run.total_steps else ""
+    total = f" of {run.total_steps:,} ({percent(steps.step / run.total_steps, 1)})" if run.total_steps else ""
     left = f", {duration(run.seconds_left)} left" if run.seconds_left is not None else ""
     asked = ", ended by --steps" if run.state == "finished" and steps.epoch + 1 < run.epochs else ""
     yield "step", f"{steps.step:,}{total}{asked}, epoch {steps.epoch + 1:,} of {run.epochs:,}{left}"

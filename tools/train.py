@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
@@ -20,6 +21,7 @@ from ..storage.place import AnyPlace, Places, place_of, places_of
 from ..trainer.config import FROZEN
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
+from ..trainer.metrics.step_report import percent
 from ..trainer.run.starting import Request, Start, start
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world
@@ -254,7 +256,7 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         with task_bars() as show:
             keep_features(directory, partial(show, "features for inspect"))
     done = f"scored {run.order.samples:,} pairs" if is_frozen else f"trained {run.total_steps:,} steps"
-    say(f"{done}; next: `thermopile inspect {directory.path}`", err=False)
+    say(f"{done}; next: `thermopile inspect {quote(str(directory.path))}`", err=False)
     return True
 
 
@@ -354,11 +356,13 @@ def _in_words(run: Run) -> str:
         )
         speed = f" in {run.config.precision}{slow}"
     kind = "pairs" if run.mode == "bimodal" else "pictures"
-    weighted = ", with weights" if data.weights else ""
+    weighted = ", with weights" * bool(data.weights) + ", without those of data.without" * bool(data.without)
     tars = f", pictures in {dataset.tars.root}" if dataset.tars else ""
     left_out = max(0, run.order.samples - run.order.steps_per_epoch * run.config.batch_size)
     left = "" if data.parts or not left_out else f", {left_out:,} samples not drawn in an epoch"
-    wrong = f", {data.planted} of them with another one's caption (data.planted)" if data.planted else ""
+    planted = data.planted if isinstance(data.planted, tuple) else (data.planted,)
+    shares = " and ".join(f"{100 * share:.3g}%" for share in planted)
+    wrong = f", {shares} of them with another one's caption (data.planted)" if any(planted) else ""
     return (
         f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}{wrong}, "
         f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters, {run.total_steps:,} steps in "
@@ -380,7 +384,7 @@ class _TrainingProgress:
     def __call__(self, report: StepReport) -> None:
         tau = "" if report.tau_mean is None else f"tau {report.tau_mean:.4f}  "
         shares = "  ".join(f"{words} {report.split[part]:.0%}" for part, words in SHOWN.items() if part in report.split)
-        found = "" if report.retrieval_accuracy is None else f"retrieval {report.retrieval_accuracy:.1%}  "
+        found = "" if report.retrieval_accuracy is None else f"retrieval {percent(report.retrieval_accuracy, 1)}  "
         speed = f"{report.samples_per_second:,.0f} samples/s"
         self._bar.update(report.step, f"loss {report.loss:.4f}  {tau}{found}{speed}  {shares}")
         for problem, hint in report.hints.items():
@@ -393,6 +397,6 @@ class _TrainingProgress:
 def _scores_in_words(line: dict[str, Any]) -> str:
     """Summarise an evaluation in one line: each method's first score over all samples."""
     firsts = {method: next(iter(variants.items())) for method, variants in line["evaluation"].items()}
-    scores = (f"{LABELS[method].format(variant)}: {of['all']:.1%}" for method, (variant, of) in firsts.items())
+    scores = (f"{LABELS[method].format(variant)}: {percent(of['all'], 1)}" for method, (variant, of) in firsts.items())
     of = " of averaged weights" if line.get("weights") == "averaged" else ""
     return f"step {line['step']:,}{of}: {'; '.join(scores)}"

@@ -41,8 +41,11 @@ def refuse_known(out: LocalPath, plan: Plan) -> None:
     """Raise DatasetExistsError if the same listing made the dataset or was appended before."""
     whole = plan.selection is None  # the record lacks the selection, but the whole listing contains any selection
     for each in read_index(out).sources:
-        if each.get("plan") == plan.digest() or (whole and plan.source.items() <= each.items()):
+        if each.get("plan") == plan.digest():
             raise DatasetExistsError(f"{out} holds these samples already")
+        if whole and plan.source.items() <= each.items():
+            some = f"{out} holds these samples already, or a selection of them"
+            raise DatasetExistsError(f"{some}; append any others from a source of their own")
 
 
 def refuse_ungrowable(out: LocalPath) -> None:

@@ -64,6 +64,7 @@ _OTHER_FILES = {
 }
 """First bytes → kind of files often found among pictures."""
 
+_HEIC_EXTRA = ", which needs pip install 'thermopile[heic]'"
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _MAX_SAMPLE_VALUE, _EXTRA_SAMPLES = 258, 262, 281, 338
 """Tags of TIFF 6.0."""
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -294,7 +295,8 @@ def _what_it_is(data: bytes) -> str:
     if start.startswith(b"<"):
         return "an SVG drawing, not pixels" if b"<svg" in start else "a page of HTML or XML, not a picture"
     if data[4:8] == b"ftyp" and data[8:12] not in (b"avif", b"avis"):
-        return "a HEIC picture, which needs pip install 'thermopile[heic]', or a film"
+        can_be_read = "HEIF" in _OPENED
+        return f"a film, or a {'damaged ' if can_be_read else ''}HEIC picture{_HEIC_EXTRA * (not can_be_read)}"
     kind = next((kind for magic, kind in _OTHER_FILES.items() if data.startswith(magic)), None)
     return f"{kind}, not a picture" if kind else f"not a {', '.join(FORMATS)} picture, or its start is damaged"
 

@@ -149,7 +149,8 @@ class TarFiles:
                 )
                 raise DatasetError(
                     f"{self.root / name} {what}. If the tars were moved, name their place with --tars ROOT "
-                    "(data.tars); if they were changed, convert them again"
+                    "(data.tars), for a run by `thermopile train --out RUN --resume --tars ROOT`; if they were "
+                    "changed, convert them again"
                 )
         self.versions = [str(found[name][1]) for name in self.names]
         if others:

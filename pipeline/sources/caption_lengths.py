@@ -43,9 +43,10 @@ class CaptionLengths:
             longer = "; a longer --context-length keeps more of them"
             if self.longest and self.context_length >= self.longest:
                 longer = f"; the tokenizer's model reads no more than {self.longest}, so only shorter captions are kept"
+        cut = "under 0.1%" if 0 < self.share_cut < 0.0005 else f"{self.share_cut:.1%}"
         return (
             f"captions: {self.tokens_a_word:.1f} tokens a word{vocabulary}; "
-            f"--context-length {self.context_length} cuts {self.share_cut:.1%} of them{longer}"
+            f"--context-length {self.context_length} cuts {cut} of them{longer}"
         )
 
 

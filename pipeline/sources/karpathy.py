@@ -49,7 +49,7 @@ class KarpathySource(CsvSource):
             raise SourceError(f"{file} has no picture of {names}; name one of {', '.join(rows)[:500]} with --{option}")
         self._rows, self._sound = pa.Table.from_pylist(chosen, SCHEMA), len(chosen)
         for name in set() if test else rows.keys() - {*test_split.split(",")}:
-            self.unused.add("pictures of other splits", name, f"--split {name}", len(rows[name]))
+            self.unused.add("pictures of other splits", name, f"--split {names},{name}", len(rows[name]))
 
     def _captions(self, raw: bytes | None) -> tuple[str, ...]:
         return caption_texts((raw or b"").split(b"\0"))

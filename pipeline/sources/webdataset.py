@@ -306,7 +306,9 @@ class WebDatasetSource(Source):
                 raise SourceError(f"no sample in {len(chosen):,} of {len(sizes):,} tars; the first, {why}")
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
                 if option in self._required and not samples:
-                    raise SourceError(nobody_has(option, self._options[option]))
+                    raise SourceError(
+                        nobody_has(option, self._options[option], f"none of {found.samples:,} samples read")
+                    )
             if found.mode == "pairs" and not found.captions:
                 raise SourceError(
                     f"--caption {self._options['caption']!r} gives none of {found.samples:,} samples a caption; the "
@@ -528,9 +530,9 @@ def _versions(given: Iterable[Place], unused: Account) -> Iterator[tuple[Place, 
         yield from ((folder / name, listed[name]) for name in files_ending(listed, ".tar", unused))
 
 
-def nobody_has(option: str, value: object) -> str:
+def nobody_has(option: str, value: object, of: str = "no sample") -> str:
     """Return the message for a name on the command line, which may be mistyped."""
-    return f"--{option} {value!r} matches no sample; choose another, or none: --{option} ''"
+    return f"--{option} {value!r} matches {of}; choose another, or none: --{option} ''"
 
 
 def _end(members: dict[bytes, SampleMember]) -> int:

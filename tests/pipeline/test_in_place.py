@@ -18,6 +18,8 @@ from thermopile.pipeline.opening import Dataset, Mixture, open_dataset
 from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.storage.local import LocalPath
+from thermopile.trainer.run.own_dataset import open_own
+from thermopile.trainer.run_directory import RunDirectory
 
 from support.damage import flip
 from support.in_place import IN_BETON, change_index, in_place, versions_of
@@ -145,6 +147,13 @@ def test_another_tar_is_refused_by_its_name(copy, tmp_path, damage, what):
     damage(tmp_path / "tars" / "00001.tar")
     with pytest.raises(DatasetError, match=rf"tars/00001.tar {what}"):
         Dataset(copy)
+
+
+def test_of_a_run_whose_tars_were_moved_the_error_says_how_the_run_learns_their_place(copy, tmp_path):
+    (tmp_path / "tars").rename(tmp_path / "moved")
+    said = r"--resume --tars ROOT`; if they were changed, convert them again\. If the run's dataset was moved, pass its"
+    with pytest.raises(DatasetError, match=said):
+        open_own(RunDirectory(tmp_path / "run"), copy)
 
 
 def test_no_link_is_followed_to_a_folder_below_the_root(copy, tmp_path):

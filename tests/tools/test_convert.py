@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tarfile
 from functools import partial
@@ -115,6 +116,23 @@ def test_the_next_command_keeps_the_encoders_of_the_model_whose_tokenizer_was_us
         else f"--preset small --data {out} --out runs/out"
     )
     assert done.stdout.endswith(f"next: thermopile show {out} --out out.html{shown}; thermopile train {train}\n")
+
+
+def test_the_next_command_names_encoders_for_pictures_that_the_built_in_ones_are_not_for(pairs, tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.tools.convert.FEW_SAMPLES", 20)
+    end = "--set model.image.name=hf:resnet-18 --set model.text.name=hf:clip-text --set data.planted=0.01\n"
+    assert converted("csv", pairs / "pairs.csv", tmp_path / "out").stdout.endswith(f"--out runs/out {end}")
+
+
+def test_the_preset_of_the_glyphs_is_not_named_for_fewer_than_its_batch(tmp_path):
+    assert "train --preset small --data " in converted("glyphs", tmp_path / "out", "--limit", 20).stdout
+
+
+def test_the_next_commands_are_those_of_a_shell_for_a_path_with_blanks(tmp_path, classes):
+    said = converted("folder", classes, tmp_path / "my pictures").stdout.splitlines()[-1]
+    show, train = map(shlex.split, said.removeprefix("next: ").split("; "))
+    assert show == ["thermopile", "show", str(tmp_path / "my pictures"), "--out", "my pictures.html"]
+    assert train[4:8] == ["--data", str(tmp_path / "my pictures"), "--out", "runs/my pictures"]
 
 
 @pytest.mark.wide
@@ -323,7 +341,7 @@ def test_a_caption_or_class_that_was_asked_for_and_that_no_sample_has_is_refused
     (tmp_path / "in").mkdir()
     source, _ = write(tmp_path / "in", [jpeg(draw(i)) for i in range(12)])
     result = run(*source, tmp_path / "out", "--image", "photo;jpg", option, name)
-    assert_one_line(result, 1, f"{option} '{name}' matches no sample")
+    assert_one_line(result, 1, f"{option} '{name}' matches no")
     assert os.listdir(tmp_path) == ["in"]
 
 
@@ -540,6 +558,20 @@ def test_a_list_whose_first_pictures_are_missing_is_converted_if_that_many_may_b
     assert (done.exit_code, Dataset(tmp_path / "out").n) == (0, 6)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--caption", "txt", "--tokenizer", "TOKENIZER", "--vocab-size", 300), ["--vocab-size", "--tokenizer"]),
+        (("--context-length", 16), ["no captions are converted, so --context-length", "--caption"]),
+        (("--append", "--overwrite"), ["--append", "--overwrite"]),
+    ],
+)
+def test_options_that_would_do_nothing_beside_others_are_refused(tmp_path, classes, pairs, words, said):
+    given = [pairs / "model" / "tokenizer.json" if word == "TOKENIZER" else word for word in words]
+    assert_one_line(run("folder", classes, tmp_path / "out", *given), 2, *said)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_dry_run_says_what_the_conversion_says_and_writes_nothing(tmp_path, classes):
     source = tmp_path / "in"
     shutil.copytree(classes, source)
@@ -558,6 +590,42 @@ def test_a_dry_run_says_what_the_conversion_says_and_writes_nothing(tmp_path, cl
     assert "1 left out: 1 × not a JPEG" in tried.stdout
     assert said(tried.stdout) == said(whole.stdout)
     assert_one_line(run(*words, "--dry-run", "--resume"), 2, "--dry-run", "--resume")
+
+
+def test_a_dry_run_names_no_file_and_no_option_of_a_conversion_that_it_did_not_keep(tmp_path, classes):
+    source = tmp_path / "in"
+    shutil.copytree(classes, source)
+    for number in range(16):  # a fifth
+        (source / "cow" / f"bad{number}.jpg").write_bytes(b"no picture")
+    words = ("folder", source, tmp_path / "out", "--dry-run")
+    refused = run(*words)
+    assert_one_line(refused, 1, "16 of 80 samples that were tried cannot be used", "allows 0.1 of them. Nothing was")
+    assert "16 left out: 16 × not a JPEG" in refused.stdout
+    assert not {"errors.jsonl", "--resume", "Finished"} & {*re.findall(r"[\w.-]+", refused.output)}
+    converted("folder", classes, tmp_path / "out")
+    assert "  16 left out: " in converted(*words, "--append", "--max-error-rate", 0.5).stdout
+
+
+def test_classes_are_counted_that_have_a_usable_sample(tmp_path, classes):
+    source = tmp_path / "in"
+    shutil.copytree(classes, source)
+    (source / "dog").mkdir()
+    (source / "dog" / "bad.jpg").write_bytes(b"no picture")
+    done = converted("folder", source, tmp_path / "out")
+    assert "out: 65 samples of 4 classes, " in done.stderr
+    assert "out: 64 samples of 3 classes without captions in 1 shard" in done.stdout
+
+
+def test_a_part_of_which_no_sample_is_selected_is_not_taken_for_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_ROWS", 2)
+    monkeypatch.setattr("thermopile.pipeline.sources.shards.MIN_SHARD_BYTES", 1)
+    source, options = write_tars(tmp_path, [jpeg(draw(i)) for i in range(12)])
+    words = (*source, tmp_path / "out", *options, "--limit", 1)
+    said = [converted(*words, "--part", f"{number}/2").stdout for number in (1, 2)]
+    parts = sorted(re.search("part ./2 of out: ([^;]+);", each)[1] for each in said)
+    assert parts == ["1 sample", "none of its samples is selected"]
+    assert all("next: when all parts are done, the same command with --finish" in each for each in said)
+    assert "out is complete: 1 sample in 1 shard" in converted(*words, "--finish").stdout
 
 
 def test_a_limit_takes_so_many_samples_of_all_of_the_source(tmp_path, classes):

@@ -1,6 +1,7 @@
 """`curate` on 66 samples whose state is given: what each rule drops, what it says of it, and what `train` takes."""
 
 import json
+import shlex
 import shutil
 
 import numpy as np
@@ -10,10 +11,12 @@ import pytest
 
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.storage.selection import Selection
-from thermopile.tools.inspection.duplicates.finding import REASONS, Duplicates, write_duplicates
+from thermopile.tools.curate import _next_steps
+from thermopile.tools.curation import KEPT, LISTED, Curation
+from thermopile.tools.inspection.duplicates.finding import NO_CLUSTERS, REASONS, Duplicates, write_duplicates
 from thermopile.tools.inspection.duplicates.picture_agreement import Agreement
 from thermopile.tools.inspection.duplicates.similar_pairs import SimilarPairs
-from thermopile.trainer.config import load_config
+from thermopile.trainer.config import DataConfig, load_config
 from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.selection_files import write_selection
 from thermopile.trainer.run_directory import RunDirectory
@@ -27,6 +30,7 @@ FITTING = -2.0
 MISFITS = {7: 3.0, 40: 1.0, 3: 2.0}
 """Sample -> log s of its picture; that of its caption is 0."""
 STUCK, NEW = 12, 13
+NO_IDS = np.empty(0, np.int64)
 PAIRS = ((20, 21, 22), (20, 22, 22), (3, 30, 3), (50, 51, 51), (21, 51, -1))
 """Duplicates and the sample that represents both, if there is one."""
 
@@ -295,6 +299,30 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
                     "not_trained_on": 0},
         "notes": ["Kept samples with fewer than 5 visits, too few to be judged, or planted: 1."],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dropped", "weights", "data", "ways"),
+    [
+        (1, None, {}, ["train --select K …", "fork RUN --without D …"]),
+        (1, np.ones(2), {}, ["train --select K --weights K …", "fork RUN --without D …"]),
+        (0, np.ones(3), {}, ["train --select K --weights K …"]),  # fork refuses a file without rows
+        (1, None, {"without": "earlier.parquet"}, ["train --select K …"]),  # and one that lacks the earlier ones
+    ],
+)
+def test_the_commands_that_come_next_take_the_files(dropped, weights, data, ways):
+    files = {"RUN": "runs/a b", "K": "my files/k.parquet", "D": "my files/k.dropped.parquet"}
+    reasons = np.repeat([KEPT, LISTED], [3 - dropped, dropped])
+    found = Curation(reasons, NO_IDS, NO_CLUSTERS, weights, [], "", lambda ids: {}, "step-5", DataConfig(**data))
+    said = _next_steps(*files.values(), found)
+    assert [shlex.split(way) for way in said.strip("`").split("`, or `")] == [
+        ["thermopile", *(files.get(word, word) for word in way.split())] for way in ways
+    ]
+
+
+def test_the_files_of_a_mixture_are_not_said_to_be_taken_as_they_are():
+    found = Curation(NO_IDS, NO_IDS, NO_CLUSTERS, None, [], "", dict, "step-5", DataConfig(parts=("a", "b")))
+    assert "make a file for each part" in _next_steps("run", "k.parquet", "k.dropped.parquet", found)
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def test_a_class_that_training_lacks_is_left_out_of_class_scores_and_counted(ima
     assert with_birds["scores"] == without["scores"]
     (note,) = set(with_birds["notes"]) - set(without["notes"])
     assert note.startswith("4 of 12 test samples are left out of k-NN and linear probe: ")
-    assert note.endswith("lacks their 1 classes, such as 'birds', by name.")
+    assert note.endswith("lacks their 1 class, such as 'birds', by name.")
 
 
 def test_the_prompts_of_a_file_are_as_if_each_was_given(pairs_run, pairs_dataset, tmp_path):

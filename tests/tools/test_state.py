@@ -226,9 +226,9 @@ def test_a_state_is_found_by_its_run_or_by_its_own_path(one_run, command, tmp_pa
 
 
 def test_the_settings_of_a_state_named_by_its_own_path_are_those_of_its_run(one_run, tmp_path):
-    assert not any("No run settings" in note for note in findings(one_run / "state")[0]["notes"])
+    assert not any("No usable run settings" in note for note in findings(one_run / "state")[0]["notes"])
     (note,) = findings(shutil.copytree(one_run / "state", tmp_path / "alone"))[0]["notes"]
-    assert note.startswith("No run settings were found")
+    assert note.endswith(", so no dataset was compared, and tau not checked against bounds.")
 
 
 def test_settings_that_cannot_be_read_do_not_stop_the_check(make_run):
@@ -237,6 +237,7 @@ def test_settings_that_cannot_be_read_do_not_stop_the_check(make_run):
     snapshot, exit_code = findings(run)
     assert exit_code == 0
     assert any("config.toml is damaged" in note for note in snapshot["notes"])
+    assert not any("were found" in note for note in snapshot["notes"])
 
 
 # log

@@ -171,10 +171,10 @@ def test_what_is_saved_is_listed(made):
     assert [(saved["step"], saved["bytes"]) for saved in found["checkpoints"]] == [(4, 4000), (8, 8000), (12, 12000)]
     assert found["sample_state"] == {
         "samples": 66, "kept": 66, "dataset_samples": 66, "snapshots": ["step-0", "step-5"], "coverage": 1.0,
-        "parts": {},
+        "is_estimated": False, "parts": {},
     }  # fmt: skip
     words = text_of(made)
-    assert "step 12, 0 s ago, 0.0 MB; kept: 4, 8, 12" in words
+    assert "step 12, 0 s ago, 12.0 kB; kept: 4, 8, 12" in words
     assert "visited 100%" in words
 
 
@@ -188,6 +188,12 @@ def test_coverage_is_the_share_of_samples_visited(hostile_dataset, tau_by_class_
         writer.finish()
     found = status_of(part)
     assert (found["sample_state"]["coverage"], found["total_steps"]) == (pytest.approx(11 / 33), TOTAL)
+
+
+def test_coverage_by_some_blocks_is_said_to_be_about_so_much(made, monkeypatch):
+    assert "visited 100% at the last snapshot" in text_of(made)
+    monkeypatch.setattr("thermopile.trainer.run.run_status.COVERAGE_BLOCKS", 1)
+    assert "visited about 100% at the last snapshot" in text_of(made)
 
 
 def test_lines_without_loss_or_times_are_no_obstacle(made):

@@ -266,8 +266,8 @@ def test_a_run_on_selected_weighted_samples_refuses_other_files(pairs_dataset, t
     kept, gone = tmp_path / "kept.parquet", tmp_path / "gone.parquet"
     files = ("--select", kept, "--weights", kept, "--without", gone)
     begun = succeed("train", *command, *files)
-    said = f"run: 1,000 selected of 2,000 pairs from {pairs_dataset.path}, with weights, cpu"
-    assert said in begun.stderr
+    said = f"run: 1,000 selected of 2,000 pairs from {pairs_dataset.path}, with weights, without those of data.without"
+    assert f"{said}, cpu" in begun.stderr
     assert "3 steps in 1 epoch" in begun.stderr
     assert "finished at step 3; nothing to do" in train(*command, *files).stdout
     assert "finished at step 3; nothing to do" in train(*command).stdout

@@ -197,7 +197,7 @@ def test_pictures_alone_have_no_captions_to_plant(images_dataset, tmp_path):
 def test_training_says_first_that_captions_are_planted(pairs_dataset, tmp_path):
     words = ("--data", pairs_dataset.path, "--out", tmp_path / "run", "--steps", "1")
     done = succeed("train", *words, *sets(*SMALL, "data.planted=20"))
-    assert "0.01 of them with another one's caption (data.planted)" in done.stderr
+    assert "1% of them with another one's caption (data.planted)" in done.stderr
 
 
 @pytest.mark.wide

@@ -80,6 +80,9 @@ def test_dimension_temperature_and_normalisation_are_the_models_unless_they_are_
     assert f"model.dim = {DIMS[kind]}: the image head is the model's own projection" in choices_of(
         config, config, words_dataset
     )
+    fresh = {side: of | {"config": {"pretrained": False}} for side, of in asked["model"].items()}
+    config = small(words_dataset, **asked | {"model": fresh})
+    assert any("the image head is new" in line for line in choices_of(config, config, words_dataset))
     own = {"model": asked["model"] | {"dim": 5}, "objective": {"name": kind, "log_logit_scale": 1.0},
            "data": {"path": str(words_dataset.path), "recipe": {"name": "clip", "mean": [0.1, 0.1, 0.1]}}}  # fmt: skip
     config = small(words_dataset, **asked | own | {"data": own["data"] | {"image_size": SIDE}})
@@ -105,7 +108,10 @@ def test_temperatures_of_their_own_begin_at_the_models_unless_they_are_set(objec
     assert small(words_dataset, **own).objective.settings[setting] == 0.05
     assert not [line for line in choices_of(load_config(own), config, words_dataset) if "had learned" in line]
     bounded = asked | {"objective": {"name": objective, "tau_max": 0.1}}
-    assert small(words_dataset, **bounded).objective.settings[setting] == 0.1
+    config = small(words_dataset, **bounded)
+    assert config.objective.settings[setting] == 0.1
+    said = choices_of(load_config(bounded), config, words_dataset)
+    assert f"objective.{setting} = 0.1: as near to what the model had learned as its bounds allow" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
+from shlex import quote
 from typing import Any, TypeVar
 
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.config import RANDOM
+from ...trainer.metrics.step_report import USUAL_TAU_STEP, percent
 from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
@@ -170,13 +172,17 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
         if values.not_finite:
             yield (
                 f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
-                f"`thermopile state check {inspection.run.path}` lists them."
+                f"`thermopile state check {quote(str(inspection.run.path))}` lists them."
             )
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= 0.01:
+        step = inspection.settings.get("tau_step")  # a user's own objective may have anything under this name
+        is_limited = isinstance(step, int | float) and step <= USUAL_TAU_STEP
+        limit = f"Limit its steps with objective.tau_step, {USUAL_TAU_STEP} for example,"
+        cure = "Lower objective.tau_step further" if is_limited else limit
         yield (
-            f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
-            "Limit them with objective.tau_step, 0.1 for example, or lower eta."
+            f"{percent(stuck, 1)} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
+            f"{cure} or lower eta."
         )
     if survey.sides and inspection.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
@@ -191,7 +197,8 @@ def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator
         still = " still" if inspection.reader and inspection.reader.kept < inspection.reader.samples else ""
         yield (
             f"{copied:,} of {m:,} samples looked at{still} have near-copies. To keep one of each: `thermopile inspect "
-            f"{inspection.run.path} --duplicates`, then `thermopile curate` with --thin 1, and train --select."
+            f"{quote(str(inspection.run.path))} --duplicates`, then `thermopile curate` with --thin 1, and train "
+            "--select."
         )
     if (apart := counts[KIND_NAMES[NOT_TOLD_APART]]) >= MANY_COPIED * m:
         yield (
@@ -206,14 +213,14 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
         yield (
-            f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {low:.0%} of the {side.name} "
+            f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {percent(low)} of the {side.name} "
             f"temperatures are at their floor, tau_min = {settings['tau_min']:g}. The weights of their negatives "
             "never move as far from uniform as rho allows, so nothing raises tau. "
             "Lower rho or raise the batch size."
         )
     if high >= 0.05:  # none should be at the ceiling, a safeguard
         yield (
-            f"{high:.0%} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
+            f"{percent(high)} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
             "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."
         )
     cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ...trainer.metrics.step_report import percent
 from ...trainer.run_directory import read_lineage
 from .feature_findings.by_features import ByFeatures
 from .feature_findings.evidence import EvidentKinds
@@ -64,7 +65,7 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
                 f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), "
                 f"written {snapshot.written_at:%Y-%m-%d %H:%M} UTC",
             ),
-            ("samples", _coverage(survey)),
+            ("samples", _coverage(survey, len(inspection.planted[0]))),
         ]
     lines.append(("objective", settings(inspection)))
     return lines + [("" if place else "origin", line) for place, line in enumerate(lineage(inspection))]
@@ -90,9 +91,10 @@ def settings(inspection: Inspection) -> str:
     return f"{objective.name}: {settings}" if settings else objective.name
 
 
-def _coverage(survey: Survey) -> str:
-    """Return the number of samples and how often they were visited."""
-    selected = f" selected of {survey.dataset_samples:,}" if survey.samples < survey.dataset_samples else ""
+def _coverage(survey: Survey, planted: int) -> str:
+    """Return the number of samples and how often they were visited. planted: how many more are trained on."""
+    selected = f" selected of {survey.dataset_samples:,}" if survey.samples + planted < survey.dataset_samples else ""
+    selected += f", without {planted:,} planted" if planted else ""
     words = f"{survey.samples:,}{selected}, of which {share(survey.share_visited)} visited"
     if not survey.visited:
         return words
@@ -154,10 +156,11 @@ def in_words(side: str, each: Association) -> str:
     """Return the sentence for an association, with its strength."""
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
     of_side = "" if side == "sample" else f"{side} "
-    share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
+    share, *bounds = (value if each.area > 0.5 else 1 - value for value in (each.area, each.low, each.high))
+    low, high = map(percent, sorted(bounds))
     # What does not hold within the most crowded tenth of samples is said of how the model places them.
     why = "" if each.stands else ", which the model places close together; among samples placed so it hardly shows"
-    figures = f"in {share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
+    figures = f"in {percent(share)} of comparisons with the rest, {low.removesuffix('%')} to {high}"
     return f"{end} {of_side}temperatures go with {what}{why} ({figures})."
 
 

@@ -21,14 +21,21 @@ MEMBERS = 8
 MAX_PICTURE_BYTES = 7_000_000
 
 
+def _clusters(found: Duplicates) -> str:
+    return f"{len(found.sizes):,} cluster{'s' * (len(found.sizes) != 1)}"
+
+
 def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
     """Return what was found, and by which thresholds, as (label, text) pairs."""
     pairs, sizes = found.counts, found.sizes
     copies = sum(sizes.values()) - len(sizes)
     return [
-        ("duplicates", f"{len(sizes):,} clusters; {copies:,} of {found.samples:,} samples could be left out"),
-        ("exact", f"{pairs['exact']:,} samples have the JPEG of another"),
-        ("near", f"{pairs['near']:,} pairs, of {found.compared:,} similar ones compared by pixels"),
+        ("duplicates", f"{_clusters(found)}; {copies:,} of {found.samples:,} samples could be left out"),
+        ("exact", f"{pairs['exact']:,} {'sample has' if pairs['exact'] == 1 else 'samples have'} the JPEG of another"),
+        (
+            "near",
+            f"{pairs['near']:,} pairs, of {found.compared:,} similar ones compared by pixels",
+        ),
         ("blank", f"{pairs['blank'] + 1:,} pictures of one colour" if pairs["blank"] else "at most one picture"),
         (
             "thresholds",
@@ -66,7 +73,7 @@ def write_duplicates_page(inspection: Inspection, dataset: Dataset, found: Dupli
     }
     parts["Figures"] = part("elements.html", "facts", duplicate_facts(found))
     name = inspection.run.path.resolve().name
-    lede = f"{len(found.sizes):,} clusters of samples with the same picture."
+    lede = f"{_clusters(found)} of samples with the same picture."
     html = document("Duplicates among the samples of", name, lede, "", inspection.notes, parts)
     write_atomically(folder / DUPLICATES_PAGE, html.encode())
     return folder / DUPLICATES_PAGE

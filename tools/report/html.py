@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from ..inspection import summary
-from ..inspection.temperatures.kinds import MIN_VISITS
 from ..inspection.temperatures.through_time import HISTORY_QUANTILES
 from ..printing import plain_text
 from . import grouping, neighbourhood, sheets
@@ -92,7 +91,6 @@ def _environment() -> Environment:
         "embedding_map": embedding_map,
         "histograms": histograms,
         "lines": lines,
-        "MIN_VISITS": MIN_VISITS,
         "HISTORY_QUANTILES": HISTORY_QUANTILES,
     }
     return made

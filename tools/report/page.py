@@ -144,7 +144,8 @@ def write_samples(
         parts[title] = part("sections.html", "sample", inspection, sample, picture, shown, cards)
     if curves:
         parts["Weights of the negatives"] = part("sections.html", "weights", summary.settings(inspection), curves)
-    name, first = inspection.run.path.resolve().name, f"Everything recorded about {len(ids):,} samples."
+    name, count = inspection.run.path.resolve().name, f"{len(ids):,} sample{'s' * (len(ids) != 1)}"
+    first = f"Everything recorded about {count}."
     facts = summary.what(inspection, survey) if survey else ""
     path = folder / SAMPLES_PAGE
     write_atomically(path, document("Samples of", name, first, facts, inspection.notes, parts).encode())

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
     elif not is_same_tokenizer(own, tokenizer):
         raise ConfigError(
             f"model.text.name = 'hf:{folder}' has another tokenizer than the dataset; convert the dataset with it: "
-            f"`thermopile convert … --tokenizer hf:{folder}`"
+            f"`thermopile convert … --tokenizer {quote(f'hf:{folder}')}`"
         )
 
 

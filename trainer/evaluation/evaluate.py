@@ -203,9 +203,10 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
             f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."
         )
     if (unknown := result.classes.unknown) and not result.not_classified:
+        classes = f"{len(unknown):,} class{'es' * (len(unknown) != 1)}"
         result.notes.append(
             f"{sum(unknown.values()):,} of {test.n:,} test samples are left out of k-NN and linear probe: "
-            f"the training set lacks their {len(unknown):,} classes, such as {next(iter(unknown))!r}, by name."
+            f"the training set lacks their {classes}, such as {next(iter(unknown))!r}, by name."
         )
     if why := result.not_classified:
         lost = "k-NN and linear probe" if result.named.names else "k-NN, linear probe and zero-shot"
@@ -302,7 +303,8 @@ def tokenizer_of(
         before = known.fingerprints if known else [info.dataset_fingerprint]
         dataset = open_dataset(data or recorded, pictures=False, before=before)
     except DatasetError as error:
-        raise DatasetError(f"the tokenizer of the run's dataset is needed: {error} {_MOVED}") from error
+        why = str(error).removesuffix(".")
+        raise DatasetError(f"the tokenizer of the run's dataset is needed: {why}. {_MOVED}") from error
     if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
         raise DatasetError(
             f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "

@@ -39,6 +39,14 @@ _HINTS = {
 }
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """Return a share, 0 … 1, in percent, rounded; 0% and 100% are shown only if exact."""
+    least, shown = 10.0 ** -(2 + digits), f"{share:.{digits}%}"
+    if share > 0 and shown == f"{0:.{digits}%}":
+        return f"under {least:.{digits}%}"
+    return f"over {1 - least:.{digits}%}" if share < 1 and shown == f"{1:.{digits}%}" else shown
+
+
 def split(lines: Lines) -> dict[str, float]:
     """Return the shares of time over the steps in `lines`: PARTS that occur, 0 … 1, and the rest as `other`.
 

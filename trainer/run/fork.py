@@ -3,6 +3,7 @@
 import logging
 from contextlib import ExitStack, suppress
 from functools import partial
+from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -90,7 +91,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     if refused := [why for key, why in impossible(changes, recorded).items() if key not in may_change]:
         raise ConfigError(
             f"{origin.path} cannot be forked with other settings: {'; '.join(refused)}. Leave them out, or start a "
-            f"new run: thermopile train --config {origin.config_file} …"
+            f"new run: thermopile train --config {quote(str(origin.config_file))} …"
         )
     assert parts is not None
     order, used, per_epoch = parts.order, 0, parts.order.steps_per_epoch

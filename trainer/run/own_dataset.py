@@ -1,6 +1,7 @@
 """A run's dataset: facts of it that the run keeps, in RUN/trained_on.json and RUN/tokenizer.json, and its samples."""
 
 from contextlib import suppress
+from shlex import quote
 from typing import Annotated
 
 from pydantic import BaseModel, Field
@@ -71,7 +72,8 @@ def open_own(
     try:
         return open_dataset(places, tars, pictures=pictures, before=before)
     except DatasetError as error:
-        raise DatasetError(f"{error} If the run's dataset was moved, pass its new path with {cure}.") from error
+        why = str(error).removesuffix(".")
+        raise DatasetError(f"{why}. If the run's dataset was moved, pass its new path with {cure}.") from error
 
 
 def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:
@@ -82,5 +84,6 @@ def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str
     line = f"{dataset.place} has grown since {run.path} began; {new}"
     if config.data.parts or selects(config.data):  # --grow is for all samples of one dataset
         return [line]
-    words = f"--config {run.config_file} --init-from {run.path} --grow --data {dataset.place} --out NEW"
+    config_file, path, place = (quote(str(each)) for each in (run.config_file, run.path, dataset.place))
+    words = f"--config {config_file} --init-from {path} --grow --data {place} --out NEW"
     return [f"{line}. To use them, go on with: thermopile train {words}"]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
+from shlex import quote
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
     """Raise RunError if a run that begins from its files would fetch weights: it may be from someone else."""
     for encoder in (config.model.image, config.model.text):
         if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
-            raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: train --config {run.config_file}")
+            anew = f"thermopile train --config {quote(str(run.config_file))} …"
+            raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: {anew}")
 
 
 def take_lock(
@@ -198,7 +200,8 @@ def _fingerprint(key: str, path: str) -> str:
     try:
         return Dataset(path, pictures=False).index.fingerprint
     except DatasetError as error:
-        raise DatasetError(f"{key}: {error} If it was moved, pass its new path with --set {key}=DATASET") from error
+        why = str(error).removesuffix(".")
+        raise DatasetError(f"{key}: {why}. If it was moved, pass its new path with --set {key}=DATASET") from error
 
 
 def differences(of_ranks: Sequence[dict[str, Any]]) -> list[str]:

@@ -72,7 +72,9 @@ class StateStatus:
     snapshots: list[str]
     """Tags, oldest first."""
     coverage: float
-    """Share of them, without holes, visited at the last snapshot; estimated if of more than COVERAGE_BLOCKS blocks."""
+    """Share of them, without holes, visited at the last snapshot."""
+    is_estimated: bool
+    """Whether that is by COVERAGE_BLOCKS blocks alone."""
     parts: dict[str, int]
     """Samples of the parts of a mixture, by name."""
 
@@ -260,14 +262,19 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         samples = kept + (selection.about.holes or 0 if selection else 0)
         tags = [snapshot.tag for snapshot in snapshots]
         parts = dict(zip(part_names(data.parts or ()), mixture.samples if mixture else (), strict=False))
-        return StateStatus(samples, kept, selection.about.samples if selection else kept, tags, coverage, parts)
+        of_all, is_estimated = selection.about.samples if selection else kept, _blocks(reader) > COVERAGE_BLOCKS
+        return StateStatus(samples, kept, of_all, tags, coverage, is_estimated, parts)
     except (StateStoreError, IcechunkError, OSError) as error:
         notes.append(f"the samples' state cannot be read: {error}")
         return None
 
 
+def _blocks(reader: StateReader) -> int:
+    return -(-reader.samples // reader.block_rows)
+
+
 def _coverage(reader: StateReader, selection: Selection | None) -> float:
-    blocks = -(-reader.samples // reader.block_rows)
+    blocks = _blocks(reader)
     looked_at = min(blocks, COVERAGE_BLOCKS)
     visited = rows = 0
     for place in range(looked_at):

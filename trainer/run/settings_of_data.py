@@ -6,6 +6,7 @@ from itertools import product
 from ...pipeline.opening import SMALLEST, Dataset, Mixture, shorter_side
 from ...pipeline.order.order import MIN_ROWS_PER_STEP, too_few
 from ..config import ModelConfig, TrainConfig
+from ..encoders.locking import starts_trained
 from ..errors import ConfigError
 from ..objectives import objective_class
 from .selection_files import rows_of
@@ -60,18 +61,22 @@ def choices_of(asked: TrainConfig, resolved: TrainConfig, dataset: Dataset) -> l
     lines = []
     if not asked.data.image_size:
         lines.append(f"data.image_size = {data.image_size}: half of the pictures have a shorter side of {side} or more")
-    if space := resolved.model.image.config.get("projection"):
-        is_own = resolved.model.head == "linear" and resolved.model.dim == space
+    image = resolved.model.image
+    if space := image.config.get("projection"):
+        is_own = resolved.model.head == "linear" and resolved.model.dim == space and starts_trained(image)
         head = "the model's own projection" if is_own else f"new; its own leads to {space} dimensions"
         lines.append(f"model.dim = {resolved.model.dim}: the image head is {head}")
     if resolved.objective.mode == "bimodal" and is_whole(resolved.model):
         kind = objective_class(resolved.objective.name).settings_of_mode["bimodal"]
         first = {*LEARNED, getattr(kind, "first_tau", "")} & resolved.objective.settings.keys()
         first -= asked.objective.settings.keys()
-        lines += [
-            f"objective.{name} = {resolved.objective.settings[name]:.4g}: as the model had learned it"
-            for name in sorted(first)
-        ]
+        settings = resolved.objective.settings
+        for name in sorted(first):
+            most = (getattr(limit, "le", None) for limit in kind.model_fields[name].metadata)
+            is_bound = settings[name] in (settings.get("tau_min"), settings.get("tau_max"), *most)
+            near = "near to what the model had learned as its bounds allow"
+            learned = f"as {near if is_bound else 'the model had learned it'}"
+            lines.append(f"objective.{name} = {settings[name]:.4g}: {learned}")
     if not asked.batch_size:
         samples = rows_of(data.select) if data.select else dataset.n
         lines.append(f"batch_size = {resolved.batch_size}: {samples:,} samples")

@@ -175,9 +175,8 @@ def test_appending_samples_that_were_touched_since_is_refused_as_before(kind, tm
         path.write_bytes(path.read_bytes())
     given = {"folder": ["in/pictures"], "csv": ["in/list.csv"]}.get(kind, ["in"])
     result = cli("convert", kind, *(str(tmp_path / name) for name in given), tmp_path / "out", "--append")
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
-        2, f"Error: {tmp_path}/out holds these samples already"
-    )  # fmt: skip
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(f"Error: {tmp_path}/out holds these samples already")
 
 
 def test_a_list_that_was_only_touched_has_not_changed(tmp_path, jpegs):

@@ -304,9 +304,25 @@ def test_a_picture_is_nearly_black_or_white_if_nearly_all_values_are(values, ton
     assert to_stored(as_bytes(Image.fromarray(pixels), kind, quality=100), POLICY).tone == tone
 
 
+@pytest.mark.parametrize(
+    ("opened", "said"),
+    [
+        (("JPEG", "HEIF"), "a film, or a damaged HEIC picture"),
+        (("JPEG",), "a film, or a HEIC picture, which needs pip install 'thermopile[heic]'"),
+    ],
+)
+def test_a_film_is_not_said_to_need_an_extra_that_is_there(monkeypatch, opened, said):
+    monkeypatch.setattr("thermopile.pipeline.conversion.images._OPENED", opened)
+    with pytest.raises(BadSampleError) as refused:
+        to_stored(b"\0\0\0\x1cftypmp42" + bytes(40), POLICY)
+    assert str(refused.value) == said
+
+
 def test_heic_is_read_by_the_extra_and_named_without_it(monkeypatch):
     picture = b"\0\0\0\x1cftypheic" + bytes(40)
-    with pytest.raises(BadSampleError, match=r"damaged|a HEIC picture, which needs pip install 'thermopile\[heic\]'"):
+    with pytest.raises(
+        BadSampleError, match=r"damaged|a film, or a HEIC picture, which needs pip install 'thermopile\[heic\]'"
+    ):
         to_stored(picture, POLICY)
     pytest.importorskip("pillow_heif", reason="needs thermopile[heic]")
     heic = as_bytes(draw(4), "HEIF", quality=95)

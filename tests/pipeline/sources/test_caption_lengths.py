@@ -1,6 +1,7 @@
 """Vocabulary and context chosen from captions: at most one in a hundred is cut where 77 tokens allow it."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,8 @@ def test_what_77_tokens_cut_is_said_with_the_option_for_more():
     assert str(chosen).endswith(
         f"--context-length 77 cuts {chosen.share_cut:.1%} of them; a longer --context-length keeps more of them"
     )
+    assert str(replace(chosen, share_cut=0.0)).endswith(" cuts 0.0% of them")
+    assert str(replace(chosen, share_cut=1e-5)).endswith(" cuts under 0.1% of them")
 
 
 def test_no_longer_context_is_advised_than_the_tokenizers_model_reads(tmp_path):

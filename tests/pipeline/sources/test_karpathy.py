@@ -58,7 +58,7 @@ def test_splits_are_chosen_by_name_and_those_left_out_are_counted(listed):
     assert paths(listed(split="val,train")) == ["c.jpg", "val2014/a.jpg", "e.jpg"]
     assert paths(listed(split="val,val")) == ["c.jpg"]
     assert paths(listed(test=True, test_split="val")) == ["c.jpg"]
-    assert str(listed().unused) == "; 1 × pictures of other splits, such as val: --split val"
+    assert str(listed().unused) == "; 1 × pictures of other splits, such as val: --split train,restval,val"
     assert not listed(test_split="test,val").unused
     assert not listed(test=True).unused
 
@@ -106,7 +106,7 @@ def test_hostile_names_are_bad_samples_and_splits_may_be_of_any_type(listed):
     for place in range(2):
         with pytest.raises(BadSampleError):
             source[place]
-    assert str(source.unused).endswith("such as [1]: --split [1]")
+    assert str(source.unused).endswith("such as [1]: --split train,restval,[1]")
 
 
 def test_a_list_above_the_limit_and_a_missing_one_are_refused(listed, tmp_path, monkeypatch):

@@ -543,7 +543,7 @@ def test_a_first_sample_larger_than_what_is_read_of_a_tar_still_counts(tmp_path,
 def test_a_name_asked_for_that_no_sample_has_is_refused(tmp_path, option):
     shard = write_shard(tmp_path / "0.tar", numbered(range(3)))
     source = WebDatasetSource([shard], required=(option,), **{option: "text"})
-    with pytest.raises(SourceError, match=f"--{option} 'text' matches no sample; choose another, or none"):
+    with pytest.raises(SourceError, match=f"--{option} 'text' matches none of 3 samples read; choose another, or none"):
         source.sampled(0)
 
 

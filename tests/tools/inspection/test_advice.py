@@ -9,7 +9,7 @@ from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 
 from support.cli import answer, cli
-from support.written_runs import write_run
+from support.written_runs import write_run, write_state
 
 
 @pytest.fixture
@@ -60,6 +60,25 @@ def test_few_visited_samples_are_said_to_be_few(warned):
 def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
     (said,) = warned(1.0)
     assert said.startswith("100% of the image temperatures are at their ceiling")
+
+
+@pytest.mark.parametrize(
+    ("objective", "cure"),
+    [
+        ({}, "Limit its steps with objective.tau_step, 0.1 for example, or lower eta."),
+        ({"tau_step": 0.1}, "Lower objective.tau_step further or lower eta."),
+    ],
+)
+def test_no_cure_of_stuck_samples_is_named_that_the_run_has_taken(hostile_dataset, tmp_path, objective, cure):
+    n = hostile_dataset.n
+    stuck = np.arange(n) < 7
+    columns = {"image/tau": np.where(stuck, 0.005, np.linspace(0.1, 0.3, n)), "image/log_s": np.where(stuck, 2, -2),
+               "image/u": np.where(stuck, 5, 0), "text/tau": np.linspace(0.1, 0.3, n),
+               "text/log_s": np.full(n, -2)}  # fmt: skip
+    inspection = read_run(write_state(tmp_path / "run", hostile_dataset, columns, np.full(n, 5), **objective))
+    (said,) = Findings(inspection, survey(inspection)).warnings
+    assert said.startswith("10.6% of the samples are stuck at tau_min")
+    assert said.endswith(f"tau moved too fast. {cure}")
 
 
 def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, tmp_path):

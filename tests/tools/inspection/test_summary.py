@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.summary import p_value, share, sparkline
+from thermopile.tools.inspection.summary import in_words, p_value, share, sparkline
+from thermopile.tools.inspection.temperatures.associations import Association
 from thermopile.tools.inspection.temperatures.distribution import Distribution
 
 
@@ -11,6 +12,18 @@ from thermopile.tools.inspection.temperatures.distribution import Distribution
 )
 def test_0_and_100_percent_are_shown_only_if_exact(value, shown):
     assert share(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("areas", "figures"),
+    [
+        ((0.71, 0.65, 0.77), "in 71% of comparisons with the rest, 65 to 77%"),
+        ((0.998, 0.98, 1.0), "in over 99% of comparisons with the rest, 98 to 100%"),
+        ((0.002, 0.0, 0.02), "in over 99% of comparisons with the rest, 98 to 100%"),
+    ],
+)
+def test_an_association_with_an_exception_is_not_said_to_hold_always(areas, figures):
+    assert in_words("image", Association("lowest", "copies", *areas, None)).endswith(f" ({figures}).")
 
 
 @pytest.mark.parametrize(("value", "shown"), [(3e-20, "< 1e-16"), (0.0312, "0.03"), (None, "unknown")])

@@ -7,6 +7,7 @@ import pytest
 
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page
+from thermopile.tools.report.html import part
 
 from support.written_runs import write_state
 
@@ -30,6 +31,11 @@ def shown(hostile_dataset, tmp_path_factory):
     run = write_state(tmp_path_factory.mktemp("page") / "run", hostile_dataset, columns, np.where(ids == 20, 2, 5))
     findings = look(run.path)
     return section(findings), findings
+
+
+@pytest.mark.parametrize(("least", "said"), [(5, "Fewer than 5 visits: "), (1, "Fewer than 1 visit: ")])
+def test_too_few_visits_are_as_few_as_the_rules_of_the_run_say(least, said):
+    assert part("sections.html", "meaning", "too_few_visits", (), least).startswith(said)
 
 
 def test_every_kind_has_its_count_and_its_share(shown):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from thermopile.trainer.metrics.step_report import hints, split
+from thermopile.trainer.metrics.step_report import hints, percent, split
 
 
 def line(seconds=1.0, **parts):
@@ -84,3 +84,14 @@ def test_anchors_of_a_constant_temperature_or_a_damaged_line_are_not_silent(sile
 def test_no_wait_gives_no_hint():
     assert hints([line(data_wait=0.1, store_wait=0.0, forward_backward=0.9)], {}) == {}
     assert hints([], {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("done", "of", "digits", "shown"),
+    [
+        (999, 1_000, 0, "over 99%"), (1_000, 1_000, 0, "100%"), (1, 1_000, 0, "under 1%"), (0, 1_000, 0, "0%"),
+        (99_999, 100_000, 1, "over 99.9%"), (1, 100_000, 1, "under 0.1%"), (20, 80, 1, "25.0%"),
+    ],
+)  # fmt: skip
+def test_a_share_is_not_rounded_to_all_or_nothing(done, of, digits, shown):
+    assert percent(done / of, digits) == shown

@@ -89,6 +89,13 @@ def test_a_fork_of_the_latest_checkpoint_is_the_finished_run_again(whole, tmp_pa
     assert "finished" in succeed("status", forked.path).output
 
 
+def test_training_on_comes_next_only_where_steps_are_left(whole, tmp_path):
+    done = succeed("fork", whole.path, "--out", tmp_path / "done").stdout
+    assert done.endswith(" is a run whose steps are all done; to train on, fork with --set of more epochs\n")
+    longer = succeed("fork", whole.path, "--out", tmp_path / "longer", "--set", "epochs=3").stdout
+    assert longer.endswith(f"next: `thermopile train --out {tmp_path / 'longer'} --resume`\n")
+
+
 @pytest.mark.wide
 def test_a_fork_at_step_0_begins_again_with_the_weights_of_the_seed(whole, tmp_path, caplog):
     forked = fork(at(whole, 0), tmp_path / "fork")

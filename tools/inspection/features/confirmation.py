@@ -17,7 +17,7 @@ from ....trainer.errors import ConfigError, RunError
 from .. import OnDone
 from ..json_fields import HOW_MANY, AsJson, Hidden, named
 from ..opening import Inspection, Rows
-from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, Codes, SampleKinds
+from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, TOO_FEW_VISITS, Codes, SampleKinds
 from ..temperatures.misfits import HALF, wrong_captions
 from ..temperatures.survey import Survey
 from .run_features import DEFAULT, Asked, features_of
@@ -89,7 +89,7 @@ def confirm(
 def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnDone) -> Confirmation:
     reader, kinds = inspection.reader, survey.kinds
     if reader is None or kinds is None or not len(kinds.suspects):
-        raise RunError("no sample looks stuck or like a misfit")
+        raise RunError(_why_no_suspects(kinds, inspection.config.objective.name))
     suspects, negatives, *_ = ids = compared_ids(survey, kinds, inspection)
     if len(negatives) < MIN_NEGATIVES:
         raise RunError(f"it needs {MIN_NEGATIVES} visited samples, but there are only {len(negatives)}; try later")
@@ -121,6 +121,16 @@ def _confirmed(inspection: Inspection, survey: Survey, asked: Asked, on_progress
         kinds=kinds.rules.first_kind(rows, stuck, misfit),
         margin=margin,
     )
+
+
+def _why_no_suspects(kinds: SampleKinds | None, objective: str) -> str:
+    if kinds is None or not kinds.rules.log_s:
+        return f"the objective {objective} keeps no log s, by which stuck samples and misfits are found"
+    if kinds.rules.why_none:
+        return kinds.rules.why_none
+    judged = sum(kinds.counts.values()) - kinds.counts[KIND_NAMES[TOO_FEW_VISITS]]
+    few = f"no sample has {kinds.rules.least_visits} visits, so none is judged; try later"
+    return "no sample looks stuck or like a misfit" if judged else few
 
 
 def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[Ids, ...]:

@@ -58,7 +58,7 @@ class KindRules:
     planted: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids of the samples trained with another sample's caption."""
     least_visits: int = MIN_VISITS
-    """With fewer, a sample is not judged: of a model that is not trained, with none."""
+    """With fewer, a sample is not judged: of a model that is not trained, and without tau and log s, with none."""
 
     @classmethod
     def of(cls, inspection: Inspection) -> KindRules:
@@ -74,7 +74,8 @@ class KindRules:
         if why and log_s:
             note = f"There are no kinds of samples yet: {why}."
             inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
-        least = 1 if RANDOM in fields else MIN_VISITS
+        has_own = any(name.endswith(("/tau", "/log_s")) for name in fields)
+        least = MIN_VISITS if has_own and RANDOM not in fields else 1
         return cls(log_s, u, NEAR_FLOOR * (floor or 0.0), NEAR_CLIP * (clip or 0.0), why, inspection.planted[0], least)
 
     @property

@@ -139,9 +139,11 @@ def survey(
         on_progress("reading the state", block.stop, 2 * reader.samples)
     sides = first.sides(inspection.settings)
     if not first.staleness.count:
-        notes.append(f"No sample was visited by {reader.snapshot.tag}: every tau still has its initial value.")
+        unchanged = ": every tau still has its initial value" if inspection.sides else ""
+        notes.append(f"No sample was visited by {reader.snapshot.tag}{unchanged}.")
     elif inspection.sides and not sides:
-        notes.append("No visited sample has a finite tau. `thermopile state check` lists them.")
+        lacking = " or ".join(name for name in inspection.sides if not first.fields[f"{name}/tau"].count)
+        notes.append(f"No visited sample has a finite tau ({lacking}). `thermopile state check` lists them.")
     parts = [PART] if isinstance(inspection.dataset, Mixture) else []
     second = _SecondPass(first, sides, inspection, [*dict.fromkeys([*by, *parts])], suspects)
     for block, rows in read_blocks(reader, second.columns) if first.staleness.count else ():
@@ -289,7 +291,7 @@ class _SecondPass:
                 all_have = f"All {groups.sizes[0]:,} samples with a {groups.word} have the same one"
                 self._notes.append(f"{all_have}, so there is nothing to compare.")
             elif counts.column == CLASS_COLUMN:
-                self._notes.append("The dataset has no classes, so tau cannot be compared with class size.")
+                self._notes.append("No sample has a class, so tau cannot be compared with class size.")
             else:
                 lacks = f"No sample has a value in the column {counts.column}"
                 self._notes.append(f"{lacks}, so tau cannot be grouped by it.")

@@ -92,6 +92,12 @@ def found(run):
     return told
 
 
+def test_an_export_at_a_rho_says_so_where_no_features_are_kept(pairs, tmp_path):
+    run = run_of(pairs, tmp_path / "run")
+    assert "no features are kept" in succeed("inspect", run.path, "--export", tmp_path / "r.csv", "--rho", 3).stdout
+    assert "no features are kept" not in succeed("inspect", run.path, "--export", tmp_path / "s.csv").stdout
+
+
 def divergence(h, tau):
     log_q = h / tau - logsumexp(h / tau)
     return float((np.exp(log_q) * (log_q + math.log(len(h)))).sum())
@@ -236,7 +242,7 @@ def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_datase
     made = run_of(pairs_dataset, tmp_path / "run", name="sogclr")
     seen = answer("inspect", made.path)
     assert seen["by_features"] is None
-    assert any("sogclr has no rho: give one with --rho" in note for note in seen["notes"])
+    assert any("missing: the objective sogclr has no rho; choose one with --rho" in note for note in seen["notes"])
     assert answer("inspect", made.path, "--rho", "1.5", "--features", "100")["by_features"]["solved"]["rho"] == 1.5
     refused = cli("inspect", made.path, "--rho", "0")
     assert refused.exit_code == 2

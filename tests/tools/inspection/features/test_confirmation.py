@@ -179,9 +179,23 @@ def test_where_nothing_can_be_confirmed_a_note_says_why(pairs_run, tmp_path, spo
     assert words in notes[-1]
 
 
-def test_where_no_sample_is_suspicious_a_note_says_so(hostile_run):
-    found, _, notes = confirmed(hostile_run)
-    assert (found, notes) == (None, ["No kind is confirmed by a forward pass: no sample looks stuck or like a misfit"])
+@pytest.mark.parametrize(
+    ("visits", "objective", "why"),
+    [
+        (5, "isogclr", "no sample looks stuck or like a misfit"),
+        (4, "isogclr", "no sample has 5 visits, so none is judged; try later"),
+        (5, "clip", "the objective clip keeps no log s, by which stuck samples and misfits are found"),
+    ],
+)
+def test_where_no_sample_is_suspicious_or_none_was_judged_a_note_says_so(
+    hostile_dataset, tmp_path, visits, objective, why
+):
+    n = hostile_dataset.n
+    columns = {f"{side}/log_s": np.full(n, -1.0) for side in ("image", "text")} if objective == "isogclr" else {}
+    found, _, notes = confirmed(
+        write_state(tmp_path / "run", hostile_dataset, columns, np.full(n, visits), name=objective)
+    )
+    assert (found, notes[-1]) == (None, f"No kind is confirmed by a forward pass: {why}")
 
 
 def test_a_checkpoint_of_another_snapshot_is_noted(pairs_run, hostile_dataset, tmp_path):

@@ -185,7 +185,7 @@ def test_only_the_kinds_that_the_fields_allow_are_told(pairs_dataset, tmp_path, 
     found = look(run.path)
     kinds = found.survey.kinds
     assert list(kinds.counts) == [name for name in ROWS if name not in missing]
-    assert kinds.counts["too_few_visits"] == 1
+    assert kinds.counts["too_few_visits"] == ("misfit" not in missing)
     if "misfit" not in missing:
         assert kinds.sheets["misfit"] == [3]
     codes = KindRules.of(found.inspection).kinds(found.inspection.reader.rows(0, n), range(n))
@@ -204,3 +204,18 @@ def test_many_stuck_samples_are_warned_of(images_dataset, tmp_path):
     (warning,) = look(run.path).warnings
     assert "3.3% of the samples are stuck at tau_min" in warning
     assert "objective.tau_step" in warning
+
+
+@pytest.mark.parametrize(("objective", "least"), [("isogclr", 5), ("sogclr", 5), ("clip", 1)])
+def test_a_sample_needs_visits_only_where_there_is_a_tau_or_log_s_to_judge(hostile_dataset, tmp_path, objective, least):
+    run = write_state(tmp_path / "run", hostile_dataset, {}, np.full(hostile_dataset.n, 2), name=objective)
+    inspection = read_run(run)
+    assert KindRules.of(inspection).least_visits == least
+    assert survey(inspection, ()).kinds.counts["too_few_visits"] == (hostile_dataset.n if least > 2 else 0)
+
+
+def test_of_a_run_without_temperatures_none_is_said_to_have_its_initial_value(hostile_dataset, tmp_path):
+    run = write_state(tmp_path / "run", hostile_dataset, {}, np.full(hostile_dataset.n, 2), name="clip")
+    inspection = read_run(run, at="step-0")
+    survey(inspection, ())
+    assert inspection.notes[-1] == "No sample was visited by step-0."

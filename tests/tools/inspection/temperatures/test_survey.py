@@ -134,7 +134,7 @@ def test_a_dataset_without_classes_is_noted(flat_dataset, tmp_path):
     inspection = read_run(run)
     found = survey(inspection)
     assert ([side.name for side in found.sides], found.groups, found.joint) == (["sample"], [], None)
-    assert ["no captions" in inspection.notes[0], "no classes" in inspection.notes[1]] == [True, True]
+    assert ["no captions" in inspection.notes[0], "No sample has a class" in inspection.notes[1]] == [True, True]
 
 
 def test_samples_are_grouped_by_any_column_and_by_folder(hostile_run):

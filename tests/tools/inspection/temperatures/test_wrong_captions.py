@@ -8,8 +8,11 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
+from thermopile.tools.inspection import summary
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures import misfits as module
 from thermopile.tools.inspection.temperatures.misfits import LISTS, WIDER, wrong_captions
+from thermopile.tools.inspection.temperatures.survey import survey
 
 from support.cli import answer, assert_one_line, cli, succeed
 from support.runs import small, train
@@ -180,6 +183,9 @@ def test_planted_samples_are_a_kind_of_their_own_and_of_no_list_or_figure(run, l
     _, ids, worst = log_s
     found = answer("inspect", run.path, "--features", "none")
     assert found["samples"] == N - len(ids)
+    inspection = read_run(run)
+    said = dict(summary.facts(inspection, survey(inspection)))["samples"]
+    assert said.startswith(f"{N - len(ids):,}, without {len(ids)} planted, of which 100% visited")
     assert found["kinds"]["planted"]["samples"] == len(ids)
     assert found["kinds"]["misfit"]["samples"] == len(worst)
     assert set(found["kinds"]["misfit"]["first"]) <= set(worst.tolist())

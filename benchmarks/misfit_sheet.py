@@ -2,6 +2,11 @@
 
 The drawings are those of benchmarks.openclipart with the captions that their authors gave them; nothing is altered. The
 run is a first one, with the preset `small` as it is. FOLDER keeps the drawings, the dataset and the run.
+
+\b
+Examples:
+  python -m benchmarks.misfit_sheet FOLDER
+  python -m benchmarks.misfit_sheet FOLDER --first 100 --planted 0.07 --out docs/first_misfits.png
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ from PIL import Image
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.tools.inspection.opening import read_run
-from thermopile.tools.inspection.temperatures.misfits import misfits
+from thermopile.tools.inspection.temperatures.misfits import misfit_sentences, misfits
 from thermopile.trainer.run_directory import RunDirectory
 
 from . import openclipart
 from .glyph_runs import thermopile, trained
 
-COLUMNS, ROWS, INCHES = 8, 3, 1.45
+INCHES = 1.45
 LETTERS, LINES = 22, 3
 """Of a caption on the sheet: letters of a line, and lines."""
 
@@ -30,17 +35,21 @@ LETTERS, LINES = 22, 3
 @click.command(help=__doc__)
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--out", default="docs/misfits.png", type=click.Path(dir_okay=False, path_type=Path))
-def main(folder: Path, out: Path) -> None:
+@click.option("--first", default=24, show_default=True, help="Misfits on the sheet.")
+@click.option("--planted", default=0.0, help="Setting data.planted; tells how many wrong captions are expected.")
+def main(folder: Path, out: Path, first: int, planted: float) -> None:
     folder = folder.absolute()
     openclipart.make(folder / "openclipart")
     data = folder / "data"
     thermopile("convert", "csv", folder / "openclipart" / "pairs.csv", data, "--group", "folder", "--resume")
-    run = trained(data, folder / "run", {}, preset="small")
-    ids, _ = misfits(read_run(RunDirectory(run)), lambda task, done, total: None)
-    shown = ids[: COLUMNS * ROWS].tolist()
-    dataset = Dataset(data)
-    figure = Figure((COLUMNS * INCHES, ROWS * INCHES * 1.35), layout="constrained")
-    cells = figure.subplots(ROWS, COLUMNS).flat
+    name, settings = ("planted", {"data.planted": planted}) if planted else ("run", {})
+    inspection = read_run(RunDirectory(trained(data, folder / name, settings, preset="small")))
+    ids, expected = misfits(inspection, lambda task, done, total: None)
+    click.echo("\n".join(misfit_sentences(inspection, expected)))
+    columns, shown, dataset = 8 if first <= 24 else 10, ids[:first].tolist(), Dataset(data)
+    rows = -(-first // columns)
+    figure = Figure((columns * INCHES, rows * INCHES * 1.35), layout="constrained")
+    cells = figure.subplots(rows, columns).flat[:first]
     for cell, number, row in zip(cells, shown, dataset.rows(shown), strict=True):
         cell.imshow(Image.open(BytesIO(dataset.jpeg(number))))
         cell.set_axis_off()

@@ -404,13 +404,13 @@ def what_was_planted(dataset: Dataset) -> pa.Table:
     """Return the rows of RUN.parquet, by id."""
     names = {"sample_id": pa.int64(), "planted": pa.string(), "name": pa.string(), "is_copy": pa.bool_()}
     if "altered" not in dataset.schema.names:
-        return pa.table({name: [] for name in names}, schema=pa.schema(names))
+        return pa.Table.from_pylist([], pa.schema(names))
     rows = []
     for sample_id, row in enumerate(dataset.take(np.arange(dataset.n), ["altered", "key"]).to_pylist()):
         if row["altered"] is not None:
             planted, _, name = row["altered"].partition(" ")
-            rows.append((sample_id, planted, name, "~" in row["key"]))
-    return pa.table(list(zip(*rows, strict=True)), schema=pa.schema(names))
+            rows.append(dict(zip(names, (sample_id, planted, name, "~" in row["key"]), strict=True)))
+    return pa.Table.from_pylist(rows, pa.schema(names))
 
 
 if __name__ == "__main__":

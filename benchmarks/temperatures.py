@@ -40,8 +40,8 @@ CELLS: list[dict[str, Any]] = [
     for eta, step in product((0.02, 0.005, 0.002), (None, 0.1, 0.3))
 ]
 CELLS += [{"tau_init": 0.01, "eta": 0.01, "rho": 6.0} | more for more in ({}, {"tau_step": 0.1})]
-"""Settings of the objective; the others are those of `--preset glyphs`, but for tau_step, which is unset where it is
-not named. The last two have the papers' values."""
+"""Settings of the objective; the others are those of `--preset glyphs`, but for rho, which is 2, and tau_step, which is
+unset, where they are not named. The last two have the papers' values."""
 OWN_GAMMA: list[dict[str, Any]] = [
     cell | {"gamma": gamma} | ({"name": name} if name else {})
     for cell in ({"eta": 0.02}, {"eta": 0.005, "tau_step": 0.1})
@@ -64,7 +64,8 @@ def main(folder: Path, kinds: Path | None, own_gamma: bool, only: tuple[str, ...
     rows, epochs = [], EPOCHS // 2 if own_gamma else EPOCHS
     for cell in OWN_GAMMA if own_gamma else CELLS:
         words = ", ".join(f"{key} {value}" for key, value in cell.items())
-        settings: dict[str, object] = {"objective.tau_step": "none"} | {f"objective.{key}": cell[key] for key in cell}
+        of = {"tau_step": "none", "rho": 2.0} | cell
+        settings: dict[str, object] = {f"objective.{key}": value for key, value in of.items()}
         settings |= {"epochs": epochs, "checkpoint.every_steps": 0, "log_every": 100, "evaluation.test": test}
         settings |= {"evaluation.every_steps": STEPS_PER_EPOCH * epochs}  # after the last step
         name = words.replace(", ", "-").replace(" ", "-").replace(":", "-")

@@ -46,6 +46,17 @@ def test_every_page_stands_in_the_navigation_and_in_the_readme_s_table():
             assert f"(docs/{page.name}" in readme
 
 
+def test_the_page_on_the_code_names_what_is_there():
+    rows = [line.split("|")[2:4] for line in (DOCS / "code.md").read_text("utf-8").splitlines() if line.count("|") == 4]
+    folders = ("storage", "pipeline", "state_store", "trainer", "tools", "tests")
+    defined = "\n".join(file.read_text("utf-8") for each in folders for file in (ROOT / each).rglob("*.py"))
+    for files, names in rows:
+        for file in re.findall(r"`((?:\w+/)+\w+\.py)`", files + names):
+            assert (ROOT / file).is_file(), file
+        for name in re.findall(r"`(?:\w+\.)?((?!py`|toml`)[A-Za-z_]+)`", names):
+            assert re.search(rf"(def|class) {name}\b|^{name}\b", defined, re.MULTILINE), name
+
+
 def test_the_augmentation_of_one_s_own_in_the_documentation_paints_a_grey_square(images_dataset, tmp_path, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", (DOCS / "loading.md").read_text("utf-8"), re.DOTALL)
     (tmp_path / "my_augmentations.py").write_text(example)

@@ -73,7 +73,8 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
     type=click.FloatRange(0, 1, min_open=True),
     metavar="P",
     callback=_number,
-    help="Drop as many misfits as are expected to have this share of wrong captions. Needs a run with data.planted.",
+    help="Drop as many misfits as are expected to have this share of wrong captions. Needs a run with data.planted, or "
+    "one of `thermopile score`.",
 )
 @click.option(
     "--thin",

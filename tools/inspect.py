@@ -152,7 +152,7 @@ class InspectOptions:
     "--rho",
     type=click.FloatRange(0, min_open=True),
     metavar="RHO",
-    help="Solve temperatures at this rho instead of the run's; needed where the objective has none (2 for pairs).",
+    help="Solve temperatures at this rho instead of the run's; needed where the objective has none (1 for pairs).",
 )
 @click.option(
     "--features",

@@ -1,5 +1,6 @@
 """`thermopile score`: judge a dataset's pairs by a model that is not trained on them, as a run."""
 
+from copy import copy
 from shlex import quote
 from typing import Any
 
@@ -20,13 +21,29 @@ PIECE = 256
 """Pairs of a batch."""
 _WHOLE_SQUARE = {"name": "clip", "scale": [1, 1], "ratio": [1, 1], "flip": 0}
 _POSITIVE = click.FloatRange(0, min_open=True)
+_HELP = {
+    "tars": "",
+    "shares": "Of several DATA, the share of a batch of each, such as --share 2 --share 1.",
+    "out": "The run directory, or s3://BUCKET/PATH.",
+    "overrides": "",
+    "select": "Score only the samples in this Parquet file's column sample_id.",
+    "resume": "",
+    "allow_code": "Allow the settings of OUT, or of the run that is the model, to import code: `module:name`.",
+}
+"""Options of `train` that `score` has, too, with a help of its own where training's would be wrong."""
+
+
+def _explained(option: click.Option) -> click.Option:
+    own = copy(option)
+    own.help = _HELP[str(option.name)] or option.help
+    return own
 
 
 @click.command(
     cls=TrainCommand,
     short_help="Judge pairs by a model that is not trained on them.",
     epilog="\b\nExamples:\n"
-    "  thermopile score data/cc3m --model hf:openai/clip-vit-base-patch32 --out runs/scored\n"
+    "  thermopile score data/cc3m --model hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K --out runs/scored\n"
     "  thermopile score data/new --model runs/cc3m --tau 0.02 --rho 3 --out runs/new-scored\n"
     "  thermopile inspect runs/scored\n"
     "  thermopile curate runs/scored --keep keep.parquet --precision 0.8",
@@ -39,9 +56,9 @@ _POSITIVE = click.FloatRange(0, min_open=True)
             help="A whole CLIP or SigLIP: `hf:` and a directory or name of the hub, or `open_clip:ARCH:TAG`; or a run.",
         ),
         click.Option(["--tau"], type=_POSITIVE, help="Temperature of log s. Default: the model's own, or 0.05."),
-        defaulting("rho", _POSITIVE, 2.0, "The temperatures' rho, as in training."),
+        defaulting("rho", _POSITIVE, 1.0, "The temperatures' rho, as in training."),
         defaulting("batches", click.IntRange(1, 256), 8, f"Batches of {PIECE} pairs that each is compared with."),
-        *(of for of in OPTIONS if of.name in ("tars", "shares", "out", "overrides", "select", "resume", "allow_code")),
+        *(_explained(of) for of in OPTIONS if isinstance(of, click.Option) and of.name in _HELP),
     ],
 )
 def score(data: tuple[Place, ...], model: str, tau: float | None, rho: float, batches: int, **options: Any) -> None:

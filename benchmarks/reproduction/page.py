@@ -109,7 +109,7 @@ def _of_plan() -> dict[str, Any]:
 
 def of_results(results: Results, planned: list[Part]) -> dict[str, Any]:
     """The words about how the runs of these parts were made."""
-    machines = {f"{m['cpu']}, {m['cores']} cores, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
+    machines = {f"{m['cpu']}, {m['cores']} core{'s' * (m['cores'] != 1)}, torch {m['torch']}, {m['gpu'] or 'no GPU'}"
                 for m in (result.machine for result in results)}  # fmt: skip
     left = {part: (len(missing([part], results)), len(runs_of([part], results))) for part in planned}
     not_run = "; ".join(f"{part.name} ({count} of {of})" for part, (count, of) in left.items() if count)

@@ -218,8 +218,11 @@ def test_a_run_with_wrong_captions_is_judged_by_every_score(pairs_dataset, tmp_p
     assert done.path == tmp_path / "runs" / run.name
 
 
-def test_a_plain_dataset_has_an_empty_record(blocks):
+def test_a_plain_dataset_and_one_without_an_exchange_have_empty_records(blocks, tmp_path):
     assert what_was_planted(blocks).num_rows == 0
+    none = PlantedSource(blocks, "wrong-random-0", wrong(blocks, 0.0, "random", {}))
+    convert(none, tmp_path / "data", ConvertSettings(), workers=1)
+    assert what_was_planted(Dataset(tmp_path / "data")).num_rows == 0
 
 
 def test_checkpoints_after_4_8_and_20_epochs_are_kept():

@@ -29,7 +29,7 @@ def test_a_table_is_printed_and_the_last_line_is_the_report(inspected, hostile_r
     table = [" ".join(line.split()) for line in lines]
     assert "tau of the visited samples image text" in table
     assert "samples 66, of which 100% visited, 1 time" in table
-    assert [line for line in table if line.startswith("objective isogclr: rho 2, gamma 0.8, eta 0.01")]
+    assert [line for line in table if line.startswith("objective isogclr: rho 1, gamma 0.8, eta 0.01")]
     assert "highest 0.1000 0.1374" in table
     assert "share at tau_min (0.005) 0% 0%" in table
     assert "Spearman, class size and mean tau +1.00 -1.00" in table
@@ -47,7 +47,7 @@ def test_json_is_one_object_with_every_figure(hostile_run, hostile_dataset):
     assert seen["dataset"] == str(hostile_dataset.path)
     assert seen["snapshot"]["tag"] == "step-5"
     assert (seen["samples"], seen["share_visited"], seen["visits"]["max"]) == (66, 1.0, 1)
-    assert seen["objective"] | {"name": "isogclr", "rho": 2.0} == seen["objective"]
+    assert seen["objective"] | {"name": "isogclr", "rho": 1.0} == seen["objective"]
     assert list(seen["sides"]) == ["image", "text"]
     first = seen["sides"]["image"]
     assert first["tau"]["max"] == pytest.approx(0.1)

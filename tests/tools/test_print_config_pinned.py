@@ -126,7 +126,7 @@ def test_what_is_refused_of_a_run_to_resume_is_refused_in_the_same_words(ask, da
     whole = run.config_file.read_text()
     words = {name: ["--out", run.path, "--resume", *sets(*name.split(" and "))] for name in (
         "log_every=2", "epochs=2", "epochs=2 and log_every=2", "seed=1", "epochs=2 and seed=1", "batch_size=32",
-        "optimizer.weight_decay=0.03", "model.dim=8", "objective.rho=1", "objective.tau_init=1", "objective.name=clip",
+        "optimizer.weight_decay=0.03", "model.dim=8", "objective.rho=3", "objective.tau_init=1", "objective.name=clip",
         "objective.name=isogcl", "data.select=/nowhere", "data.without=/nowhere", "init.run=/nowhere", "micro_batch=7",
         OWN_CODE[-1],
     )}  # fmt: skip

@@ -1,5 +1,7 @@
 """`thermopile score`: every pair judged by a model as it is, in a run that other commands read."""
 
+import re
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -9,6 +11,7 @@ from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.state_store import StateReader
 from thermopile.storage.bucket import Address
+from thermopile.tools.score import score
 from thermopile.trainer.config import RANDOM
 from thermopile.trainer.frozen_pass import FrozenPass
 from thermopile.trainer.run.build import create_order, objective_of, recipe_named
@@ -110,6 +113,14 @@ def test_random_weights_and_other_tokens_are_refused(pairs_dataset, model, tmp_p
     done = cli("score", other.path, "--out", tmp_path / "run", "--model", model.path)
     assert_one_line(done, 2, "other tokens", "--tokenizer", model.tokenizer)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_help_names_no_option_of_training_that_is_not_there():
+    shown = succeed("score", "--help").stdout
+    assert {*re.findall(r"--[a-z-]+", shown)} <= {option for of in score.params for option in of.opts} | {
+        "--help", "--keep", "--precision",
+    }  # fmt: skip
+    assert "Train on" not in shown
 
 
 @pytest.mark.wide

@@ -65,7 +65,7 @@ def test_what_was_open_says_what_it_was(pairs_dataset):
     assert shown["order.canonical_shards"] == ("canonical_shards = 8", "resolved from 0 (--set)")
     assert shown["objective.mode"] == ('mode = "bimodal"', "resolved from auto (default)")
     assert shown["data.recipe"] == ('recipe = "clip"', "resolved from auto (default)")
-    assert shown["objective.rho"] == ("rho = 2.0", "default")
+    assert shown["objective.rho"] == ("rho = 1.0", "default")
 
 
 def test_without_a_dataset_what_is_open_stays_so():

@@ -246,8 +246,8 @@ def test_a_caption_too_frequent_for_rho_is_warned_of_unless_samples_are_selected
     command = ("--data", data, *sets(*TINY))
     whole, lower, selected = (
         train(*command, "--out", tmp_path / name, *more)
-        for name, more in (("whole", ()), ("lower", sets("objective.rho=1.6")),
-                           ("selected", ("--select", tmp_path / "kept.parquet")))
+        for name, more in (("whole", sets("objective.rho=2")), ("lower", sets("objective.rho=1.6")),
+                           ("selected", ("--select", tmp_path / "kept.parquet", *sets("objective.rho=2"))))
     )  # fmt: skip
     (warning,) = [line for line in (tmp_path / "whole" / "warnings.log").read_text().splitlines() if "crowded" in line]
     assert "19.0% of the dataset's samples have the caption of sample 17, more than exp(-rho) = 13.5%: " in warning

@@ -25,7 +25,7 @@ class FrozenSettings(BoundedTau, frozen=True):
 
     tau: float = Field(default=0.05, ge=1e-4, le=100.0)
     """Temperature of log s, within tau_min and tau_max; of a whole CLIP or SigLIP its own."""
-    rho: float = Field(default=2.0, gt=0.0)
+    rho: float = Field(default=1.0, gt=0.0)
     """KL divergence from uniform of a sample's weights at its temperature, above 0. iSogCLR eq 7."""
 
     first_tau = "tau"

@@ -24,9 +24,9 @@ class IndividualTau(BoundedTau, frozen=True):
 
     tau_init: float = Field(default=0.01, gt=0.0)
     """Initial temperature of a sample; dimensionless, within tau_min and tau_max."""
-    rho: float = Field(default=2.0, ge=0.0)
+    rho: float = Field(default=1.0, ge=0.0)
     """KL radius of the robust loss, 0 or more. From about log(number of negatives) on it may never bind, and every
-    tau falls to tau_min. 2.0 suits 256 pairs; the papers use 5.8 to 9 with 512 pairs and more, 16.0 with 315 million.
+    tau falls to tau_min. 1.0 suits 256 pairs; the papers use 5.8 to 9 with 512 pairs and more, 16.0 with 315 million.
     iSogCLR eq 7; FastCLIP table 9."""
     eta: float = Field(default=0.01, ge=0.0)
     """Step size of tau, 0 or more; 0 keeps every tau constant. Includes the 1/n of iSogCLR eq 13."""

@@ -32,7 +32,7 @@ def test_well_spread_temperatures_need_no_advice(warned):
 def test_temperatures_at_their_floor_mean_that_rho_never_binds(warned):
     (said,) = warned(np.where(np.arange(66) < 40, 0.005, 0.3))
     assert said.startswith(
-        "rho = 2 seems never to bind: 61% of the image temperatures are at their floor, tau_min = 0.005"
+        "rho = 1 seems never to bind: 61% of the image temperatures are at their floor, tau_min = 0.005"
     )
     assert "Lower rho" in said
 

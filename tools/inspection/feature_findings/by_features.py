@@ -60,23 +60,22 @@ def by_features(
 ) -> ByFeatures | None:
     """Solve temperatures at the run's rho, or another, and measure what they go with.
 
-    None if the temperatures collapsed, and where there are no features: a note says why. None if the objective has no
-    rho and none is given, and if the run has no checkpoint: noted if a rho or features were asked for.
+    None if the temperatures collapsed, and where there are no features, or no rho: a note says why. None if the run has
+    no checkpoint: noted if a rho or features were asked for.
     folder: where features are kept.
     """
     if survey.kinds and survey.kinds.rules.why_none:
         return None
     is_asked, rho = rho is not None or asked.samples, rho if rho is not None else inspection.settings.get("rho")
     has_encoders = latest_checkpoint(inspection.run.checkpoints) is not None  # a copied state may have none
-    if inspection.reader is None or not survey.visited:
-        return None
-    if (rho is None or not has_encoders) and not is_asked:
+    if inspection.reader is None or not survey.visited or not (has_encoders or is_asked):
         return None
     try:
         if not has_encoders:
             raise RunError("the run has no checkpoint, whose encoders make features")
         if rho is None:
-            raise RunError(f"the objective {inspection.config.objective.name} has no rho; choose one with --rho")
+            name = inspection.config.objective.name
+            raise RunError(f"the objective {name} has no rho; choose one with --rho: 1 suits pairs, 0.3 images")
         file = drawn_features(inspection, folder, asked, partial(on_progress, "features"))
         features = visited_features(file, inspection.reader, inspection.planted[0])
         if len(features) < LEAST:

@@ -35,6 +35,10 @@ HALF = 0.5
 """Expected precision down to which a list of misfits is worth dropping."""
 LISTS = [first * 10**power for power in range(2, 9) for first in (1, 2, 5)]
 LEVEL, _DRAWS, _MOST_BINS, _SEED = 0.9, 500, 1000, 2031
+WIDER = 1.75
+"""Half-width of an interval, times that of the bootstrap, which knows of chance alone: real wrong captions are of other
+kinds than planted ones. The least by which four of five true numbers lay inside, by margin, on emoji and icons with
+exchanged captions (`benchmarks.kinds --wrong`)."""
 Ids = NDArray[np.int64]
 
 
@@ -144,8 +148,8 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     """Judge `others` samples by the planted ones; None if these are too few.
 
     beyond: int64 [planted]: how many of the others are as suspicious as each, or more. The share is the least F / F0
-    over the tail, the expected precision of a list the share times F0 / F at its end; the intervals are of a bootstrap
-    over both groups.
+    over the tail, the expected precision of a list the share times F0 / F at its end; the intervals are those of a
+    bootstrap over both groups, WIDER.
     """
     beyond, planted = np.sort(beyond), len(beyond)
     if planted < LEAST_PLANTED or not others:
@@ -167,7 +171,9 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * lists
     draws = np.column_stack([share, wrong])
     low, high = np.quantile(draws[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-    bounds = draws[0], np.minimum(low, draws[0]), np.maximum(high, draws[0])
+    found, largest = draws[0], np.append(1, lists)
+    below, above = (WIDER * np.maximum(each, 0) for each in (found - low, high - found))
+    bounds = found, np.maximum(found - below, 0), np.minimum(found + above, largest)
     of_all, *of_lists = zip(*(each.tolist() for each in bounds), strict=True)
     precision = np.minimum(1, share[0] * (inside / planted) / (np.arange(1, others + 1) / others))
     precision[inside < LEAST_BEYOND] = np.nan

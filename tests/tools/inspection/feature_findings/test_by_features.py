@@ -92,19 +92,6 @@ def found(run):
     return told
 
 
-@pytest.mark.parametrize(
-    ("asked", "rho", "noted"),
-    [(Asked(), None, []), (Asked(20), None, ["the objective sogclr has no rho; choose one with --rho"])],
-)
-def test_of_an_objective_without_rho_a_note_says_why_features_that_were_asked_for_tell_nothing(
-    pairs, tmp_path, asked, rho, noted
-):
-    run = run_of(pairs, tmp_path / "run", name="sogclr")
-    inspection = read_run(run)
-    assert by_features(inspection, survey(inspection, ()), run.report, asked, rho, lambda *work: None) is None
-    assert [note.partition("are missing: ")[2] for note in inspection.notes if "missing" in note] == noted
-
-
 def test_an_export_at_a_rho_says_so_where_no_features_are_kept(pairs, tmp_path):
     run = run_of(pairs, tmp_path / "run")
     assert "no features are kept" in succeed("inspect", run.path, "--export", tmp_path / "r.csv", "--rho", 3).stdout
@@ -253,7 +240,9 @@ def test_copies_are_counted_and_the_cure_is_offered_where_there_are_some(tmp_pat
 
 def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):
     made = run_of(pairs_dataset, tmp_path / "run", name="sogclr")
-    assert answer("inspect", made.path)["by_features"] is None
+    seen = answer("inspect", made.path)
+    assert seen["by_features"] is None
+    assert any("missing: the objective sogclr has no rho; choose one with --rho" in note for note in seen["notes"])
     assert answer("inspect", made.path, "--rho", "1.5", "--features", "100")["by_features"]["solved"]["rho"] == 1.5
     refused = cli("inspect", made.path, "--rho", "0")
     assert refused.exit_code == 2

@@ -160,7 +160,7 @@ def curate(
     kept = reasons == KEPT
     if not kept.any():
         raise RunError("nothing would be kept; choose weaker rules")
-    weights = _weights(np.where(at_floor, np.nan, log_tau)[kept], rules.tau_power) if rules.tau_power else None
+    weights = _weights(log_tau[kept], at_floor[kept], rules.tau_power) if rules.tau_power else None
     if number := int(at_floor[kept].sum()):
         notes.append(f"Samples at tau_min keep the weight 1: {number:,}. A bound says nothing about its sample.")
     if few := int(is_new[kept].sum()):
@@ -213,11 +213,13 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
     return is_kept, is_new, at_floor, log_tau
 
 
-def _weights(log_tau: NDArray[np.float32], power: float) -> NDArray[np.float32]:
-    """Return exp(power · log_tau) with mean 1, [m]; where that is unknown, 1. Raises RunError if all are unknown."""
-    known = np.isfinite(log_tau)
+def _weights(log_tau: NDArray[np.float32], at_floor: NDArray[np.bool_], power: float) -> NDArray[np.float32]:
+    """Return exp(power · log_tau) with mean 1, [m]; where that is unknown or at a floor, 1. Raises RunError if none is
+    left."""
+    known = np.isfinite(log_tau) & ~at_floor
     if not known.any():
-        raise RunError("no kept sample has a temperature yet; leave --tau-power out, or choose a later snapshot")
+        lacks = "above tau_min, and a bound says nothing about its sample" if at_floor.any() else "yet"
+        raise RunError(f"no kept sample has a temperature {lacks}; leave --tau-power out, or choose a later snapshot")
     exponents = power * log_tau[known].astype(np.float64)
     weights, of_known = np.ones(len(log_tau), np.float32), np.exp(exponents - exponents.max())
     weights[known] = of_known / of_known.mean()

@@ -120,8 +120,10 @@ def test_the_next_command_keeps_the_encoders_of_the_model_whose_tokenizer_was_us
 
 def test_the_next_command_names_encoders_for_pictures_that_the_built_in_ones_are_not_for(pairs, tmp_path, monkeypatch):
     monkeypatch.setattr("thermopile.tools.convert.FEW_SAMPLES", 20)
-    end = "--set model.image.name=hf:resnet-18 --set model.text.name=hf:clip-text --set data.planted=0.01\n"
-    assert converted("csv", pairs / "pairs.csv", tmp_path / "out").stdout.endswith(f"--out runs/out {end}")
+    said = converted("folder", pairs, tmp_path / "out").stdout
+    assert said.endswith(
+        f"thermopile train --data {tmp_path / 'out'} --out runs/out --set model.image.name=hf:resnet-18\n"
+    )
 
 
 def test_the_preset_of_the_glyphs_is_not_named_for_fewer_than_its_batch(tmp_path):

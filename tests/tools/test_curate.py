@@ -229,6 +229,13 @@ def test_a_snapshot_without_a_temperature_gives_no_weights(hostile_dataset, tmp_
     assert_one_line(cli("curate", run.path, *words), 1, "no kept sample has a temperature yet")
 
 
+def test_temperatures_that_are_all_at_tau_min_give_no_weights_and_are_not_said_to_be_missing(hostile_dataset, tmp_path):
+    tau = np.full(hostile_dataset.n, 0.005)
+    run = write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": tau})
+    words = ("--keep", tmp_path / "k.parquet", "--tau-power", 1)
+    assert_one_line(cli("curate", run.path, *words), 1, "has a temperature above tau_min, and a bound says nothing")
+
+
 def test_listed_samples_are_dropped_first(curate, tmp_path):
     pq.write_table(pa.table({"sample_id": [40, 7], "tag": ["bad", "worse"]}), tmp_path / "listed.parquet")
     _, kept, dropped = curate.done("--drop", tmp_path / "listed.parquet", "--drop-misfits", 3)

@@ -230,10 +230,11 @@ def came_back(doubted: Doubted) -> str:
 def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
     by = "by the state alone" if found.below is None else f"by margins to {found.below:.3f} (half expected wrong)"
+    misfits, silent = found.misfit.sum(), found.silent.sum()
     return (
         f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
-        f"{found.weights} weights of checkpoint {found.checkpoint}: {found.misfit.sum():,} are misfits {by}, "
-        f"{found.silent.sum():,} are silent (w < 0.01)"
+        f"{found.weights} weights of checkpoint {found.checkpoint}: {misfits:,} are misfits unless stuck, {by}; "
+        f"{silent:,} are silent (w < 0.01)"
     )
 
 

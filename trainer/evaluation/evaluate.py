@@ -340,7 +340,8 @@ def _classify(
     ks = [k for k in NEIGHBOURS if k <= len(train)]
     if left_out := [str(k) for k in NEIGHBOURS if k > len(train)]:
         result.notes.append(
-            f"There is no k-NN for k = {', '.join(left_out)}: the training set has {len(train):,} samples with a class."
+            f"There is no k-NN for k = {', '.join(left_out)}: {len(train):,} training samples have a class"
+            f"{' and are not forgotten' if len(result.forgotten) else ''}."
         )
     if ks:
         votes = [Vote(k, tau) for tau in (math.inf, WEIGHTED) for k in ks]

@@ -125,7 +125,7 @@ def test_a_cluster_of_this_machine_makes_what_one_machine_does_from_relative_pat
                    *root, "--holdout", "40", "--workers", "1", *options]  # fmt: skip
         result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
-        printed.append(re.sub(r"[0-9.]+ s, [0-9,]+ img/s", "", result.stdout.replace(f"{folder}/", "")))
+        printed.append(re.sub(r"[0-9.]+ s, [0-9.,]+ img/s", "", result.stdout.replace(f"{folder}/", "")))
     assert digests(tmp_path / "ray") == digests(tmp_path / "one")
     assert printed[0] == printed[1]
 

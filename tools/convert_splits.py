@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
+from numpy.typing import NDArray
 
 from ..pipeline.conversion.conversion import Summary
 from ..pipeline.conversion.dataset_size import dataset_bytes
@@ -80,7 +81,7 @@ class Split(NamedTuple):
         """Source of the samples."""
         if self.tars:
             return f"{self.tars:,} tar{'s' * (self.tars > 1)}{self.classes}"
-        return f"{samples(self.total)}{self.classes}"
+        return f"{samples(self.total)}{self.classes}{self.unlabelled}"
 
     def total_of(self, part: PartNumber) -> int:
         """Return about how much of the total a part has."""
@@ -94,11 +95,21 @@ class Split(NamedTuple):
         """` of 3 classes`, empty for a source without classes, and whether they are appended."""
         if self.groups is None:
             return _of_classes(None, self.appends)
-        of_sample = (
-            self.groups.of_sample[self.selection] if isinstance(self.selection, np.ndarray) else self.groups.of_sample
-        )
-        unlabelled = [i for i, name in enumerate(self.groups.names) if not name]  # samples without a class share one
-        return _of_classes(len(np.setdiff1d(of_sample, unlabelled)), self.appends)
+        number = int(np.count_nonzero(self._sizes()[[bool(name) for name in self.groups.names]]))
+        return _of_classes(number, self.appends)
+
+    @property
+    def unlabelled(self) -> str:
+        """`, 5 of them without a class`, empty for a source without classes and if each sample has one."""
+        without = 0 if self.groups is None else self._sizes()[[not name for name in self.groups.names]].sum()
+        return f", {without:,} of them without a class" if without else ""
+
+    def _sizes(self) -> NDArray[np.int64]:
+        """Return the samples of each of the source's classes; those without a class share one without a name."""
+        assert self.groups is not None
+        of_sample = self.groups.of_sample
+        chosen = of_sample[self.selection] if isinstance(self.selection, np.ndarray) else of_sample
+        return np.bincount(chosen, minlength=len(self.groups.names))
 
 
 def samples(number: int) -> str:

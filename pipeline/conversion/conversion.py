@@ -268,7 +268,7 @@ class Conversion:
     def _summary(self, seen: int, started: float) -> Summary:
         bad = read_bad_samples(self.place / ERRORS_FILE)
         # Reasons that differ only in numbers count as one, with N for the number.
-        reasons = Counter(re.sub(r"\d[\d,.]*", "N", sample.reason) for sample in bad)
+        reasons = Counter(re.sub(r"\d(?:[\d,.]*\d)?", "N", sample.reason) for sample in bad)
         return Summary(
             path=self.place,
             index=read_index(self.place),

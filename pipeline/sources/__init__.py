@@ -306,7 +306,9 @@ class Source:
         captions = self.captions(looked_at := in_runs(len(self), MEASURED_ON))
         found = measure(captions, asked.vocab_size or None, asked.context_length or None, asked.tokenizer)
         if found is None and self.mode != "images":
-            raise SourceError(f"none of {len(looked_at):,} samples has a caption")
+            first = next(iter(self.read(self.work(looked_at[:1])))).sample
+            why = f"; the first: {first.reason}" if isinstance(first, BadSample) else ""
+            raise SourceError(f"none of {len(looked_at):,} samples has a caption{why}{self.unused}")
         return found
 
     def facts(self, asked: Asked, tell: Callable[[str], None]) -> Facts:

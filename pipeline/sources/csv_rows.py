@@ -49,6 +49,8 @@ class Listing(NamedTuple):
     quoting: Quoting
     notes: tuple[str, ...] = ()
     """What the user should know about the choice of quoting."""
+    unused: tuple[str, ...] = ()
+    """Names of the columns that are not read."""
 
 
 def taken(rows: pa.Table, indices: NDArray[np.int64]) -> pa.Table:
@@ -162,8 +164,9 @@ class _Reading:
                 batches.append(pa.RecordBatch.from_pylist(malformed, SCHEMA))
                 writer.write_table(pa.Table.from_batches(batches).combine_chunks())
             table = pa.ipc.open_file(pa.memory_map(kept.name)).read_all()
+        others = tuple(name for place, name in enumerate(self._layout.columns) if name and place not in places)
         with self._opened.reader() as file:
-            return Listing(table, hashlib.file_digest(file, "sha256").hexdigest(), self._quoting)
+            return Listing(table, hashlib.file_digest(file, "sha256").hexdigest(), self._quoting, unused=others)
 
     def _malformed(self, number: int, columns: int, before: int) -> dict[str, bytes]:
         problem = f"row {number} of the file, counting the header as row 1, has {columns} columns"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
-from . import NEVER, BadSample, ClassGroups, Read, Sample, Source, Work
+from . import NEVER, Account, BadSample, ClassGroups, Read, Sample, Source, Work
 from .csv_rows import SCHEMA, Quoting, read_list, taken
 from .listing import OBJECT, as_text, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
@@ -55,7 +55,12 @@ class CsvSource(Source):
         self.mode = "images" if caption is None else "pairs"
         self._names = {"image": image, "caption": caption, "group": group}
         listing = read_list(opened_list(self.file), self._names, separator, quoting)
-        self._rows, self._digest, self._quoting, self.notes = listing
+        self._rows, self._digest, self._quoting, self.notes, others = listing
+        self.unused, free = (
+            Account(),
+            [f"--{option} NAME" for option in ("caption", "group") if not self._names[option]],
+        )
+        self.unused.add("columns", ", ".join(others), " or ".join(free), len(others))
         self._sound = self._rows["problem"].null_count
         if not len(self):
             raise SourceError(f"{file} has a header but no rows")

@@ -25,6 +25,7 @@ from ...storage.place import AnyPlace, Place, made_for, place_of
 from ..errors import BadSampleError, SourceError
 from . import NEVER, Account, ClassGroups, Sample, Source, marks_of
 from .listing import (
+    BETWEEN_CAPTIONS,
     as_text,
     binary_array,
     caption_texts,
@@ -199,7 +200,8 @@ class FolderSource(Source):
             return None
         texts = dict[bytes, bytes]()
         for name in sorted(beside):
-            texts |= _metadata(self.root, name, (self._caption or "").partition(":")[2])
+            for path, captions in _metadata(self.root, name, (self._caption or "").partition(":")[2], self.unused):
+                texts[path] = BETWEEN_CAPTIONS.join([texts[path], captions]) if path in texts else captions
         if not beside:
             raise SourceError(f"{self.root} has neither metadata.csv nor metadata.jsonl")
         found = [texts.pop(path, None) for path in self._paths.to_pylist()]
@@ -208,7 +210,7 @@ class FolderSource(Source):
 
     def _captions_of(self, index: int, unchanged_since: int) -> tuple[str, ...]:
         if self._texts is not None:
-            return caption_texts((self._texts[index].as_py() or b"").split(b"\0"))
+            return caption_texts((self._texts[index].as_py() or b"").split(BETWEEN_CAPTIONS))
         name = os.path.splitext(self._path(index))[0] + f".{self._caption}".encode()
         try:
             return caption_texts(_text(self.root, name, unchanged_since).split(b"\n"))
@@ -240,25 +242,36 @@ def _text(root: Place, name: bytes, unchanged_since: int) -> bytes:
     return read_picture(root, name, unchanged_since)
 
 
-def _metadata(root: Place, name: bytes, column: str) -> dict[bytes, bytes]:
-    """Return path → caption of the rows of a metadata file. Raises SourceError if it has no such columns."""
+def _metadata(root: Place, name: bytes, column: str, unused: Account) -> Iterator[tuple[bytes, bytes]]:
+    """Yield path and captions of each row of a metadata file; count the other columns.
+
+    Raises SourceError if it has no such columns, or a row is malformed.
+    """
     place = f"{root}/{as_text(name)}"
     try:
         text = _text(root, name, NEVER).decode("utf-8-sig")
-        lines = filter(str.strip, text.splitlines())
-        rows = [*map(json.loads, lines)] if name.endswith(b".jsonl") else [*csv.DictReader(io.StringIO(text))]
-        chosen = next((each for each in ([column] if column else _TEXT_COLUMNS) if rows and each in rows[0]), None)
-        if chosen is None or "file_name" not in rows[0]:
-            there = ", ".join(map(repr, rows[0])) if rows else "none"
+        lines = filter(str.strip, text.split("\n"))  # JSON's texts may hold Unicode's other line breaks
+        is_json = name.endswith(b".jsonl")
+        rows = [*map(json.loads, lines)] if is_json else [*csv.DictReader(io.StringIO(text), strict=True)]
+        columns = dict.fromkeys(each for row in rows for each in row)
+        chosen = next((each for each in ([column] if column else _TEXT_COLUMNS) if each in columns), None)
+        if chosen is None or "file_name" not in columns:
+            there = ", ".join(map(repr, columns)) or "none"
             raise SourceError(
                 f"{place} needs the columns file_name and one of {', '.join(_TEXT_COLUMNS)}, or the one that --caption "
                 f"{METADATA}:COLUMN names; it has {there}"
             )
-        texts = {os.fsencode(row["file_name"]): row[chosen] or "" for row in rows}
-        folder = os.path.dirname(name)
-        return {
-            os.path.join(folder, file): "\0".join(text if isinstance(text, list) else [text]).encode()
-            for file, text in texts.items()
-        }
-    except (BadSampleError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        if None in columns:
+            wide = next(row for row in rows if None in row)
+            what = f"the row of {wide['file_name']!r} has more columns than the first line"
+            raise SourceError(f"{place}: {what}; quote texts with commas")
+        others = [each for each in columns if each not in ("file_name", chosen)]
+        unused.add("columns of metadata", ", ".join(others), f"--caption {METADATA}:COLUMN", len(others))
+        for row in rows:
+            texts = found if isinstance(found := row.get(chosen), list) else [found]
+            if wrong := [each for each in texts if not isinstance(each, str | None)]:
+                raise SourceError(f"{place}: {chosen!r} of {row['file_name']!r} is {wrong[0]!r}, and not text")
+            path = os.path.join(os.path.dirname(name), os.fsencode(row["file_name"]))
+            yield os.path.normpath(path), BETWEEN_CAPTIONS.join((each or "").encode() for each in texts)
+    except (BadSampleError, csv.Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SourceError(f"{place} cannot be read: {type(error).__name__}: {error}") from error

@@ -11,7 +11,7 @@ from ..errors import SourceError
 from . import Account
 from .csv_rows import SCHEMA
 from .csv_source import CsvSource, opened_list
-from .listing import caption_texts
+from .listing import BETWEEN_CAPTIONS, caption_texts
 
 MAX_BYTES = 256 << 20
 """COCO's has 144 MB, and takes eight times as much memory while it is read."""
@@ -40,7 +40,8 @@ class KarpathySource(CsvSource):
         try:
             for each in json.loads(data)["images"]:
                 path, captions = os.path.join(each.get("filepath", ""), each["filename"]), each["sentences"]
-                row = {"image": path.encode(), "caption": "\0".join(caption["raw"] for caption in captions).encode()}
+                texts = BETWEEN_CAPTIONS.join(caption["raw"].encode() for caption in captions)
+                row = {"image": path.encode(), "caption": texts}
                 rows.setdefault(str(each["split"]), []).append(row)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SourceError(f"{file} is not in the form {_FORM}: {type(error).__name__}: {error}") from error
@@ -52,4 +53,4 @@ class KarpathySource(CsvSource):
             self.unused.add("pictures of other splits", name, f"--split {names},{name}", len(rows[name]))
 
     def _captions(self, raw: bytes | None) -> tuple[str, ...]:
-        return caption_texts((raw or b"").split(b"\0"))
+        return caption_texts((raw or b"").split(BETWEEN_CAPTIONS))

@@ -26,6 +26,8 @@ MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
 MAX_CAPTIONS = 64
 """More captions are refused: a run shows one per epoch, and such a long list is hardly one of captions."""
+BETWEEN_CAPTIONS = b"\xff"
+"""Separates the captions of a picture in one value: a byte that UTF-8 never has."""
 MAX_PICTURE_BYTES = 256 << 20
 """Larger files are no photographs; a worker would hold the file and its unpacked picture in memory."""
 OBJECT = (b"s3://", b"gs://", b"az://")

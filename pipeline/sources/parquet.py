@@ -75,7 +75,7 @@ class ParquetSource(Source):
             with parquet:
                 if number == 0:
                     self._columns = _Columns.choose(file, parquet.schema_arrow, image, caption, group)
-                    self._count_unused(parquet.schema_arrow, group)
+                    self._count_unused(parquet.schema_arrow, caption, group)
                 _Columns.choose(file, parquet.schema_arrow, *self._columns)
                 self._names_of.append(_class_names(parquet.schema_arrow, self._columns.group))
                 parts += row_groups_of(file, number, parquet.metadata, self._columns.image)
@@ -131,8 +131,8 @@ class ParquetSource(Source):
             of_sample[start : start + len(numbers)] = np.where((numbers >= 0) & (numbers < none), numbers, none)
         return ClassGroups(names if of_sample.max() < none else (*names, ""), of_sample)
 
-    def _count_unused(self, schema: pa.Schema, group: str | None) -> None:
-        """Count the columns with text, and with classes of another type, that no sample uses."""
+    def _count_unused(self, schema: pa.Schema, caption: str | None, group: str | None) -> None:
+        """Count the columns with text, and with captions or classes of another type, that no sample uses."""
         texts = [field.name for field in schema if _holds_captions(field.type) and field.name not in self._columns]
         if texts:
             cure = f"--group {texts[0]} for classes"
@@ -150,6 +150,8 @@ class ParquetSource(Source):
                 for part in filter(lambda part: _holds_captions(part.type), inner):
                     where, cure = f"{name}.{part.name}", "write it as a column of its own"
                     self.unused.add("fields of structs with text", where, cure)
+            elif name in (caption or "").split(";"):
+                self.unused.add("columns of captions that are neither text nor lists of text", f"{name} ({field.type})")
 
     def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
         if self._columns.caption is None:
@@ -274,7 +276,8 @@ def _holds_classes(kind: pa.DataType) -> bool:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+    kinds = pt.is_list, pt.is_large_list, pt.is_fixed_size_list, pt.is_list_view, pt.is_large_list_view
+    return any(of(kind) for of in kinds)
 
 
 def _is_text(kind: pa.DataType) -> bool:

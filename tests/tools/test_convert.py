@@ -289,6 +289,17 @@ def write_parquet(folder, pictures):
     return ["parquet", folder], ["--image", "photo", "--caption", "title"]
 
 
+def test_samples_without_a_class_and_reasons_that_differ_in_a_number_are_counted(tmp_path):
+    rows = "".join(f"{number}.jpg,x,{'ant' * (number < 3)}\n" for number in range(5))
+    for number in range(3):
+        draw(number).save(tmp_path / f"{number}.jpg")
+    (tmp_path / "list.csv").write_text(f"filepath,title,kind\n{rows}5.jpg\n", "utf-8")
+    done = converted("csv", tmp_path / "list.csv", tmp_path / "out", "--group", "kind", "--max-error-rate", 1)
+    assert "out: 6 samples of 1 class, 3 of them without a class, " in done.stderr
+    assert "out: 3 samples of 1 class in 1 shard" in done.stdout
+    assert "1 × row N of the file, counting the header as row N, has N columns, the header has N\n" in done.stdout
+
+
 @pytest.mark.parametrize(
     "write", [write_csv, *(pytest.param(write, marks=pytest.mark.wide) for write in (write_tars, write_parquet))]
 )

@@ -77,6 +77,15 @@ def test_other_columns_can_be_named_and_captions_left_out(listed):
     assert images.groups() is None
 
 
+def test_columns_that_no_sample_uses_are_counted_with_the_options_that_would_use_them(listed):
+    text = ",filepath,title,label,split\n0,a.jpg,x,cat,train\n"  # pandas' index has no name
+    assert str(listed(text).unused) == "; 2 × columns, such as label, split: --group NAME"
+    assert str(listed(text, caption=None).unused) == (
+        "; 3 × columns, such as title, label, split: --caption NAME or --group NAME"
+    )
+    assert str(listed(text, group="label").unused) == "; 1 × columns, such as split"
+
+
 def test_a_missing_column_is_answered_with_the_columns_there_are(listed):
     with pytest.raises(SourceError, match=r"no column 'title'.*first line: 'filepath', 'text'\. .* --caption$"):
         listed("filepath,text\na.jpg,x\n")

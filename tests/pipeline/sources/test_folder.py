@@ -1,5 +1,7 @@
 """A folder of pictures as a source."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -198,6 +200,41 @@ def test_captions_stand_in_the_metadata_of_hugging_face(tmp_path, name):
     assert FolderSource(tmp_path, caption="metadata").describe()["listing"] != before
     with pytest.raises(SourceError, match=r"needs the columns file_name and one of .* it has 'file_name', 'text'"):
         FolderSource(tmp_path, caption="metadata:words")
+
+
+def test_every_row_and_column_of_metadata_is_used_or_counted(tmp_path):
+    """Rows of one picture are its captions, from any file; a zero byte and a line break of Unicode are text."""
+    touch(tmp_path / "1.jpg")
+    touch(tmp_path / "2.jpg")
+    touch(tmp_path / "metadata.csv", b"file_name,text,label\n1.jpg,a dog,3\n./1.jpg,an animal,3\n2.jpg,a\0cat,4\n")
+    rows = [{"file_name": "2.jpg", "url": "x"}, {"file_name": "1.jpg", "text": ["one\u2028line\x85", None]}]
+    lines = "\r\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    touch(tmp_path / "metadata.jsonl", lines.encode())
+    source = FolderSource(tmp_path, caption="metadata")
+    assert [sample.captions for sample in source] == [("a dog", "an animal", "one\u2028line"), ("a\0cat",)]
+    assert told(source) == {"columns of metadata": (2, "label", "--caption metadata:COLUMN")}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("1.jpg,red, blue\n", "the row of '1.jpg' has more columns than the first line; quote texts with commas"),
+        ('1.jpg,"a dog\n2.jpg,a cat\n', "cannot be read: Error: unexpected end of data"),
+        (f"1.jpg,{'x' * 200_000}\n", "cannot be read: Error: field larger than field limit"),
+    ],
+)
+def test_rows_of_metadata_that_csv_cannot_hold_are_refused(tmp_path, rows, said):
+    touch(tmp_path / "1.jpg")
+    touch(tmp_path / "metadata.csv", f"file_name,text\n{rows}".encode())
+    with pytest.raises(SourceError, match=rf"metadata\.csv:? {said}"):
+        FolderSource(tmp_path, caption="metadata")
+
+
+def test_a_caption_of_metadata_that_is_no_text_is_refused_with_its_picture(tmp_path):
+    touch(tmp_path / "1.jpg")
+    touch(tmp_path / "metadata.jsonl", b'{"file_name": "1.jpg", "text": ["a dog", 5]}')
+    with pytest.raises(SourceError, match=r"metadata\.jsonl: 'text' of '1\.jpg' is 5, and not text"):
+        FolderSource(tmp_path, caption="metadata")
 
 
 def test_captions_are_not_read_through_links(tmp_path):

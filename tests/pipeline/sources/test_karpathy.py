@@ -18,7 +18,7 @@ PICTURES = [
     picture("a.jpg", "train", "a dog", " a brown dog \n", filepath="val2014"),
     picture("b.jpg", "test", "a cat"),
     picture("c.jpg", "val", "a cow"),
-    picture("d.jpg", "restval", "ein Hünd", "", "two dogs"),
+    picture("d.jpg", "restval", "ein Hünd", "", "two\0dogs"),
     picture("e.jpg", "train"),
 ]
 
@@ -43,10 +43,10 @@ def test_a_picture_has_all_its_captions_without_blank_ones(listed):
     assert (source.mode, len(source)) == ("pairs", 3)
     assert (source[0].picture, source[0].captions) == (b"val2014/a.jpg", ("a dog", "a brown dog"))
     assert (source[0].uri, source[0].group, source.groups()) == ("val2014/a.jpg", None, None)
-    assert source[2].captions == ("ein Hünd", "two dogs")
+    assert source[2].captions == ("ein Hünd", "two\0dogs")
     with pytest.raises(BadSampleError, match="no caption"):
         source[1]
-    assert list(source.captions(np.arange(3))) == ["a dog", "a brown dog", "ein Hünd", "two dogs"]
+    assert list(source.captions(np.arange(3))) == ["a dog", "a brown dog", "ein Hünd", "two\0dogs"]
 
 
 def test_splits_are_chosen_by_name_and_those_left_out_are_counted(listed):

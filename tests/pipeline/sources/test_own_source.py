@@ -103,7 +103,7 @@ def test_captions_are_those_of_the_samples_and_none_at_all_is_refused_before_any
     assert [*source.captions(np.arange(3, 12))] == [f"picture {index}" for index in (3, 5, 6, 7, 8)]
     assert source.lengths(Asked()).context_length == 32
     assert [*Own(having(caption="ignored")).captions(np.arange(12))] == []
-    with pytest.raises(SourceError, match="none of 12 samples has a caption"):
+    with pytest.raises(SourceError, match="none of 12 samples has a caption; the first: no caption; add one"):
         Own(mode="pairs").lengths(Asked())
 
 

@@ -165,6 +165,9 @@ def test_bytes_are_captions_only_where_one_says_so(write):
         (("label", [b"x"]), {}, "classes that are neither numbers nor text", "label (binary)", ""),
         (("label", [{"id": 1}]), {}, "classes that are neither numbers nor text", "label (struct<id: int64>)", ""),
         (("cls", pa.nulls(1)), {}, "classes that are neither numbers nor text", "cls (null)", ""),
+        (("caption", [7]), {}, "captions that are neither text nor lists of text", "caption (int64)", ""),
+        (("captions", [[["x"]]]), {}, "captions that are neither text nor lists of text", "captions (list<", ""),
+        (("text", pa.nulls(1)), {}, "captions that are neither text nor lists of text", "text (null)", ""),
     ],
 )
 def test_columns_as_published_sets_have_them_are_told_with_the_cure(write, column, features, kind, example, cure):
@@ -186,6 +189,7 @@ def test_columns_as_published_sets_have_them_are_told_with_the_cure(write, colum
         (pa.array([["x", None, "z"], []]), [("x", "z"), None]),
         (pa.array([["x"], ["y"]], pa.large_list(pa.string_view())), [("x",), ("y",)]),
         (pa.array([["x", "y"], ["", "z"]], pa.list_(pa.string(), 2)), [("x", "y"), ("z",)]),
+        (pa.array([["x", "y"], ["z"]], pa.list_view(pa.string())), [("x", "y"), ("z",)]),
     ],
 )
 def test_captions_of_any_text_type_are_stripped_and_missing_ones_left_out(write, captions, expected):

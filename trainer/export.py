@@ -27,7 +27,7 @@ from ..storage.lock import LockedError
 from ..storage.place import Places, place_of, places_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
-from .config import EncoderConfig, TrainConfig, Weights
+from .config import FROZEN, EncoderConfig, TrainConfig, Weights
 from .encoders import Encoder
 from .encoders.hf_hub import hub_name
 from .errors import ConfigError, RunError
@@ -294,7 +294,9 @@ def _write_card(side: _Side, folder: Path, library: str, task: str, how: str) ->
     from huggingface_hub import ModelCardData
 
     about = ModelCardData(library_name=library, pipeline_tag=task, **side.known)
-    what = f"A model trained contrastively to step {side.facts['step']:,}. {how}"
+    trained = f"trained contrastively to step {side.facts['step']:,}"
+    is_frozen = FROZEN in side.known["tags"]
+    what = f"A model {'that judged pairs and was not trained here' if is_frozen else trained}. {how}"
     cure = "Before you publish it, add its `license` above, and the `language` of its captions."
     rows = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in side.facts.items())
     text = f"---\n{about}\n---\n\n# From a thermopile run\n\n{what}\n\n{cure}\n\n| | |\n|---|---|\n{rows}\n"

@@ -45,12 +45,12 @@ TEXT = {
 PICTURES = torch.linspace(-2, 2, 2 * 3 * 32 * 32).view(2, 3, 32, 32)
 
 
-def make_run(path, dataset, image, text=None, name=None, evaluation=None, **model):
+def make_run(path, dataset, image, text=None, name=None, evaluation=None, objective="isogclr", **model):
     """A run with one checkpoint, step-7, of random weights, and those encoders."""
     sides = {"image": {"name": name} if name else IMAGE[image]} | ({"text": TEXT[text]} if text else {})
     config = resolve(load_config({
         "batch_size": 64, "data": {"path": str(dataset.path), "image_size": 32}, "model": {"dim": 6} | sides | model,
-        "objective": {"mode": "bimodal" if text else "unimodal"}, "evaluation": evaluation or {},
+        "objective": {"name": objective, "mode": "bimodal" if text else "unimodal"}, "evaluation": evaluation or {},
     }), dataset)[0]  # fmt: skip
     run = RunDirectory(path)
     run.create(config)
@@ -240,6 +240,14 @@ def test_a_card_says_to_a_hub_what_loads_each_encoder_and_for_which_task(pairs_d
         assert (card.data.base_model, card.data.datasets, card.data.eval_results) == (None, None, None)
         assert "trained contrastively to step 7." in card.text
         assert "add its `license` above" in card.text
+
+
+def test_a_card_of_a_model_that_judged_pairs_does_not_say_that_it_was_trained(pairs_dataset, tmp_path):
+    run, _ = make_run(tmp_path / "run", pairs_dataset, "resnet", "distilbert", objective="frozen")
+    export_encoders(run, tmp_path / "out", "hf")
+    text = card_of(tmp_path / "out" / "image").text
+    assert "A model that judged pairs and was not trained here." in text
+    assert "trained contrastively" not in text
 
 
 def test_a_card_has_the_scores_of_its_step_and_of_its_weights(images_dataset, tmp_path):

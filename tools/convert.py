@@ -242,7 +242,7 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
             join(grown)
         index = read_index(grown)
         click.echo(f"{grown}: {index.n:,} samples with those appended")
-        convert_splits.say_content(grown, index.content)
+        convert_splits.say_content(grown, index)
     if any(each.get("to_finish") for each in results):
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.config import RANDOM
+from ...trainer.metrics.step_report import slower_temperatures
 from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
@@ -175,8 +176,8 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= 0.01:
         yield (
-            f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
-            "Limit them with objective.tau_step, 0.1 for example, or lower eta."
+            f"{stuck:.1%} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. In the "
+            f"next run, {slower_temperatures(inspection.settings)}."
         )
     if survey.sides and inspection.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
@@ -186,7 +187,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
 
 
 def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator[str]:
-    counts, m = found.kinds.counts, len(found.kinds.sample_ids)
+    counts, m = found.kinds.evident, len(found.kinds.sample_ids)
     if (copied := counts[KIND_NAMES[COPIED]]) >= MANY_COPIED * m:
         still = " still" if inspection.reader and inspection.reader.kept < inspection.reader.samples else ""
         yield (

@@ -140,8 +140,8 @@ def first_sentences(found: ByFeatures | None) -> list[str]:
         ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
         key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
     )
-    sentences = [in_words(side, each) for side, each in notable[:4]]
     moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
+    sentences = [in_words(side, each, settled=side not in moves) for side, each in notable[:4]]
     if moves:
         sentences.append(
             "The temperatures have not settled: while features stay as they are, the run's own rule would still move "
@@ -150,15 +150,19 @@ def first_sentences(found: ByFeatures | None) -> list[str]:
     return sentences
 
 
-def in_words(side: str, each: Association) -> str:
-    """Return the sentence for an association, with its strength."""
+def in_words(side: str, each: Association, *, settled: bool = True) -> str:
+    """Return the sentence for an association, with its strength.
+
+    settled: whether the learned temperatures are near the solved ones, of which the association is.
+    """
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
+    end = end if settled else f"Once they settle, {end.lower()}"
     of_side = "" if side == "sample" else f"{side} "
     share, low, high = (100 * (value if each.area > 0.5 else 1 - value) for value in (each.area, each.low, each.high))
     # What does not hold within the most crowded tenth of samples is said of how the model places them.
-    why = "" if each.stands else ", which the model places close together; among samples placed so it hardly shows"
+    why = "" if each.stands else ", which the model places close together: among samples placed so it hardly shows"
     figures = f"in {share:.0f}% of comparisons with the rest, {min(low, high):.0f} to {max(low, high):.0f}%"
-    return f"{end} {of_side}temperatures go with {what}{why} ({figures})."
+    return f"{end} {of_side}temperatures go with {what} ({figures}){why}."
 
 
 def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:

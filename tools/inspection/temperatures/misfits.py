@@ -202,10 +202,12 @@ def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> lis
         of_all = f"About {_rounded(100 * each for each in found.share)}% of captions are as wrong as another sample's"
         of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
         return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
+    if inspection.config.objective.mode != "bimodal":
+        return ["This is an order, not a verdict: there are no captions that could be wrong."]
     pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
     why = "This is an order; the number of wrong captions is unknown"
     share = math.ceil(125 * LEAST_PLANTED / pairs) / 100
-    if inspection.config.objective.mode != "bimodal" or planted >= LEAST_PLANTED or share > MAX_PLANTED:
+    if planted >= LEAST_PLANTED or share > MAX_PLANTED:
         return [f"{why}{': planted samples have too few visits yet' if planted >= LEAST_PLANTED else ''}."]
     few = f": {planted:,} are planted, {LEAST_PLANTED} are needed" if planted else ""
     return [f"{why}{few}. To measure it, train with --set data.planted={share:g}."]

@@ -64,7 +64,7 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
                 f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), "
                 f"written {snapshot.written_at:%Y-%m-%d %H:%M} UTC",
             ),
-            ("samples", _coverage(survey)),
+            ("samples", _coverage(survey, len(inspection.planted[0]))),
         ]
     lines.append(("objective", settings(inspection)))
     return lines + [("" if place else "origin", line) for place, line in enumerate(lineage(inspection))]
@@ -90,10 +90,12 @@ def settings(inspection: Inspection) -> str:
     return f"{objective.name}: {settings}" if settings else objective.name
 
 
-def _coverage(survey: Survey) -> str:
-    """Return the number of samples and how often they were visited."""
-    selected = f" selected of {survey.dataset_samples:,}" if survey.samples < survey.dataset_samples else ""
-    words = f"{survey.samples:,}{selected}, of which {share(survey.share_visited)} visited"
+def _coverage(survey: Survey, planted: int) -> str:
+    """Return the number of samples, which leaves out planted ones, and how often they were visited."""
+    is_selection = survey.samples + planted < survey.dataset_samples
+    selected = f" selected of {survey.dataset_samples:,}" if is_selection else ""
+    without = f" without the {planted:,} planted" if planted else ""
+    words = f"{survey.samples:,}{selected}{without}, of which {share(survey.share_visited)} visited"
     if not survey.visited:
         return words
     unvisited = 1 - survey.share_visited

@@ -27,7 +27,7 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
     copies = sum(sizes.values()) - len(sizes)
     return [
         ("duplicates", f"{len(sizes):,} clusters; {copies:,} of {found.samples:,} samples could be left out"),
-        ("exact", f"{pairs['exact']:,} samples have the JPEG of another"),
+        ("exact", f"{pairs['exact']:,} samples have the JPEG of an earlier one"),
         ("near", f"{pairs['near']:,} pairs, of {found.compared:,} similar ones compared by pixels"),
         ("blank", f"{pairs['blank'] + 1:,} pictures of one colour" if pairs["blank"] else "at most one picture"),
         (

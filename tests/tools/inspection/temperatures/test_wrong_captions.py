@@ -8,8 +8,11 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
+from thermopile.tools.inspection.opening import read_run
+from thermopile.tools.inspection.summary import facts
 from thermopile.tools.inspection.temperatures import misfits as module
 from thermopile.tools.inspection.temperatures.misfits import LISTS, wrong_captions
+from thermopile.tools.inspection.temperatures.survey import survey
 
 from support.cli import answer, assert_one_line, cli, succeed
 from support.runs import small, train
@@ -177,6 +180,9 @@ def test_planted_samples_are_a_kind_of_their_own_and_of_no_list_or_figure(run, l
     (sample,) = answer("inspect", run.path, "--sample", ids[0])["samples"]
     assert sample["kind"] == "planted"
     assert found["wrong_captions"]["planted"] == len(ids)
+    inspection = read_run(run)
+    told = dict(facts(inspection, survey(inspection)))["samples"]
+    assert told.startswith(f"{N - len(ids):,} without the {len(ids):,} planted, of which 100% visited")
 
 
 def test_an_export_ranks_all_but_planted_samples_and_says_whose_caption_these_showed(

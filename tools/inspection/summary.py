@@ -38,7 +38,7 @@ NAMES = {
     "pixels": ("small pictures", "large pictures"),
     "caption_length": ("short captions", "long captions"),
     "own_cosine": ("pictures that the model matches badly", "pictures that the model matches well"),
-    "doubt": ("samples that the model matches well over the run", "samples that the model matches badly over the run"),
+    "doubt": ("samples that the model tells well from others", "samples that the model tells badly from others"),
     "near_pictures": (
         "pictures that few others lie near in the features",
         "pictures that many others lie near in the features",

@@ -178,6 +178,11 @@ def test_sentences_give_their_figure_first_and_say_so_where_the_learned_temperat
     sentence, unsettled = first_sentences(replace(told, moves={"sample": 1.17}))
     assert sentence == f"Once they settle, low {said}"
     assert unsettled.startswith("The temperatures have not settled: ")
+    doubt = Association("highest", "doubt", 0.92, 0.9, 0.95, within=None)  # by log s of this snapshot, not of the run's
+    assert first_sentences(replace(told, associations={"image": [doubt]})) == [
+        "High image temperatures go with samples that the model tells badly from others "
+        "(in 92% of comparisons with the rest, 90 to 95%)."
+    ]
 
 
 def test_a_run_without_features_is_told_by_its_state_alone_and_why(pairs_dataset, tmp_path):

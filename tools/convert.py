@@ -52,7 +52,9 @@ MAX_OF_A_KIND = 10
 TRIAL = 2_000
 """Samples that a dry run reads, unless --limit says how many."""
 FEW_SAMPLES = 20_000
-"""Below, the preset `small` is meant for the dataset; from so many pairs on, 1 % are enough to plant."""
+"""Below, the preset `small` is meant for the dataset; from so many pairs on, 1 % are enough to plant. The preset suits
+more pairs as well, for fewer epochs: by the defaults, which are the papers', 87 % of the temperatures of 39,200 icons
+fell to tau_min."""
 
 
 class _Kinds(click.Group):
@@ -248,7 +250,7 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
             join(grown)
         index = read_index(grown)
         click.echo(f"{grown}: {index.n:,} samples with those appended")
-        convert_splits.say_content(grown, index.content)
+        convert_splits.say_content(grown, index)
     if any(each.get("to_finish") for each in results):
         click.echo("next: when all parts are done, the same command with --finish in place of --part")
     else:
@@ -278,7 +280,7 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
     is_small, settings, sides = index.n < FEW_SAMPLES, list[str](), tuple[str, ...]()
     if preset and index.n < read_preset(preset).get("batch_size", 0):
         preset = ""
-    if is_small and not preset:
+    if not preset and (is_small or index.mode == "pairs"):
         preset, size = "small", min(usual, 64)
     model, folder = of_model
     if model and index.mode == "pairs":
@@ -292,6 +294,7 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
         settings += [f"model.{side}.name={NAMED[side][0]}" for side in unnamed]
     is_chosen = not preset and out.is_remote
     settings += [f"data.image_size={size}"] * (is_chosen or size != (64 if preset == "small" else usual))
+    settings += ["epochs=20"] * (preset == "small" and not is_small)
     settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
     shown, named = f" --image-size {size}" * (size != usual), f" --preset {preset}" * bool(preset)
     data, run, page = (quote(each) for each in (str(out), f"runs/{out.name}", f"{out.name}.html"))

@@ -16,7 +16,7 @@ from ..pipeline.conversion.dataset_size import dataset_bytes
 from ..pipeline.conversion.marker import Counts
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import ConvertSettings
-from ..pipeline.dataset.index import ERRORS_FILE, Content
+from ..pipeline.dataset.index import ERRORS_FILE, DatasetIndex
 from ..pipeline.dataset.samples_table import CAPTION
 from ..pipeline.opening import Dataset
 from ..pipeline.sources import ClassGroups, Selection, Source
@@ -213,7 +213,7 @@ def say_summary(
         were = "captions were" if index.tokenizer.truncated > 1 else "caption was"
         click.echo(f"  {index.tokenizer.truncated:,} {were} truncated to {settings.context_length} tokens")
     if not split.appends:  # else the whole dataset's follows
-        say_content(summary.path, index.content)
+        say_content(summary.path, index)
 
 
 def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:
@@ -266,15 +266,17 @@ def _cost_of_reading(dataset: Dataset) -> str:
     )
 
 
-def say_content(place: Place, content: Content | None) -> None:
+def say_content(place: Place, index: DatasetIndex) -> None:
     """Print what the samples of a dataset repeat, and how many are blank."""
+    content, tokens = index.content, index.tokenizer
     if content and content.sharing_captions:
         caption = f"that of sample {content.caption_sample:,}"
         if not place.is_remote:  # else a table would be fetched
             row = Dataset(place, pictures=False).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
             caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
+        cut = f", as cut to {tokens.context_length} tokens," if tokens and tokens.truncated else ""
         click.echo(
-            f"  samples that share their caption with another: {content.sharing_captions:,}; the most frequent, "
+            f"  samples that share their caption{cut} with another: {content.sharing_captions:,}; the most frequent, "
             f"{caption}, occurs {content.with_caption:,} times"
         )
     if content and content.copies:

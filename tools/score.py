@@ -102,6 +102,8 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
         from ..trainer.run.own_dataset import kept_facts
 
         config, known = own.config(), kept_facts(own)
+        if dataset.index.tokenizer and config.objective.mode != "bimodal":
+            raise ConfigError(f"{model} was trained on pictures alone and cannot judge captions; name a run on pairs")
         if dataset.index.tokenizer and known and known.tokenizer_digest != sha256_of(dataset.tokenizer_path):
             raise ConfigError(
                 f"{dataset.place} has other tokens than {model} was trained on; convert it with "

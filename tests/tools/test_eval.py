@@ -147,6 +147,21 @@ def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset
     result = scores_of(images_run, flat_dataset, flat_dataset)
     assert result["scores"] == {}
     assert any("has no classes, so there are no k-NN" in note for note in result["notes"])
+    assert "Training and test set are the same, so the scores say nothing of new samples." in result["notes"]
+
+
+def test_test_pictures_that_the_run_was_trained_on_are_counted(images_run, images_dataset, tmp_path):
+    for i in range(24):
+        draw(i).save(tmp_path / f"{i}.jpg")
+    for folder, numbers in (("train", range(20)), ("test", range(17, 24))):
+        for i in numbers:
+            place = tmp_path / folder / "ab"[i % 2] / f"{i}.jpg"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(tmp_path / f"{i}.jpg", place)
+    train, test = (dataset_of(FolderSource(tmp_path / name), tmp_path / f"{name}-out") for name in ("train", "test"))
+    said = "of 7 test pictures are in the training set too, byte for byte: their scores say nothing of new samples."
+    assert f"3 {said}" in scores_of(images_run, train, test)["notes"]
+    assert not any("byte for byte" in note for note in scores_of(images_run, images_dataset, test)["notes"])
 
 
 def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):

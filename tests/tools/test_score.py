@@ -22,6 +22,7 @@ from support.conversions import dataset_of
 from support.mixtures import made_parts
 from support.runs import assert_same_run, finish, small, stop_at, train, weights
 from support.whole_models import CONTEXT, DIM, MEAN, SIDE, save_whole
+from support.written_runs import write_state
 
 CHECKPOINTS = sets("checkpoint.every_steps=2", "checkpoint.every_minutes=0")
 OFTEN = ("--batches", 2, *CHECKPOINTS, *sets("batch_size=256", "log_every=1"))
@@ -112,6 +113,13 @@ def test_random_weights_and_other_tokens_are_refused(pairs_dataset, model, tmp_p
     other = dataset_of(GlyphSource(1, test=True), tmp_path / "other", np.arange(300))
     done = cli("score", other.path, "--out", tmp_path / "run", "--model", model.path)
     assert_one_line(done, 2, "other tokens", "--tokenizer", model.tokenizer)
+
+
+def test_a_run_on_pictures_alone_is_not_sent_for_a_tokenizer_that_it_lacks(pairs_dataset, images_dataset, tmp_path):
+    columns = {"sample/tau": np.full(images_dataset.n, 0.1)}
+    pictures = write_state(tmp_path / "pictures", images_dataset, columns, np.full(images_dataset.n, 5))
+    done = cli("score", pairs_dataset.path, "--out", tmp_path / "run", "--model", pictures.path)
+    assert_one_line(done, 2, f"{pictures.path} was trained on pictures alone and cannot judge captions")
     assert not (tmp_path / "run").exists()
 
 

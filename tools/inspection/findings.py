@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ...state_store import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.config import RANDOM
-from ...trainer.metrics.step_report import USUAL_TAU_STEP, percent
+from ...trainer.metrics.step_report import percent, slower_temperatures
 from ...trainer.run_directory import RunDirectory
 from . import OnTask
 from .feature_findings.by_features import ByFeatures, by_features
@@ -176,13 +176,9 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
             )
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= 0.01:
-        step = inspection.settings.get("tau_step")  # a user's own objective may have anything under this name
-        is_limited = isinstance(step, int | float) and step <= USUAL_TAU_STEP
-        limit = f"Limit its steps with objective.tau_step, {USUAL_TAU_STEP} for example,"
-        cure = "Lower objective.tau_step further" if is_limited else limit
         yield (
-            f"{percent(stuck, 1)} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. "
-            f"{cure} or lower eta."
+            f"{percent(stuck, 1)} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. In "
+            f"the next run, {slower_temperatures(inspection.settings)}."
         )
     if survey.sides and inspection.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
@@ -192,7 +188,7 @@ def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
 
 
 def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator[str]:
-    counts, m = found.kinds.counts, len(found.kinds.sample_ids)
+    counts, m = found.kinds.evident, len(found.kinds.sample_ids)
     if (copied := counts[KIND_NAMES[COPIED]]) >= MANY_COPIED * m:
         still = " still" if inspection.reader and inspection.reader.kept < inspection.reader.samples else ""
         yield (

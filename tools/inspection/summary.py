@@ -39,7 +39,7 @@ NAMES = {
     "pixels": ("small pictures", "large pictures"),
     "caption_length": ("short captions", "long captions"),
     "own_cosine": ("pictures that the model matches badly", "pictures that the model matches well"),
-    "doubt": ("samples that the model matches well over the run", "samples that the model matches badly over the run"),
+    "doubt": ("samples that the model tells well from others", "samples that the model tells badly from others"),
     "near_pictures": (
         "pictures that few others lie near in the features",
         "pictures that many others lie near in the features",
@@ -92,10 +92,11 @@ def settings(inspection: Inspection) -> str:
 
 
 def _coverage(survey: Survey, planted: int) -> str:
-    """Return the number of samples and how often they were visited. planted: how many more are trained on."""
-    selected = f" selected of {survey.dataset_samples:,}" if survey.samples + planted < survey.dataset_samples else ""
-    selected += f", without {planted:,} planted" if planted else ""
-    words = f"{survey.samples:,}{selected}, of which {share(survey.share_visited)} visited"
+    """Return the number of samples, which leaves out planted ones, and how often they were visited."""
+    is_selection = survey.samples + planted < survey.dataset_samples
+    selected = f" selected of {survey.dataset_samples:,}" if is_selection else ""
+    without = f" without the {planted:,} planted" if planted else ""
+    words = f"{survey.samples:,}{selected}{without}, of which {share(survey.share_visited)} visited"
     if not survey.visited:
         return words
     unvisited = 1 - survey.share_visited
@@ -142,8 +143,8 @@ def first_sentences(found: ByFeatures | None) -> list[str]:
         ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
         key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
     )
-    sentences = [in_words(side, each) for side, each in notable[:4]]
     moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
+    sentences = [in_words(side, each, settled=side not in moves) for side, each in notable[:4]]
     if moves:
         sentences.append(
             "The temperatures have not settled: while features stay as they are, the run's own rule would still move "
@@ -152,16 +153,20 @@ def first_sentences(found: ByFeatures | None) -> list[str]:
     return sentences
 
 
-def in_words(side: str, each: Association) -> str:
-    """Return the sentence for an association, with its strength."""
+def in_words(side: str, each: Association, *, settled: bool = True) -> str:
+    """Return the sentence for an association, with its strength.
+
+    settled: whether the learned temperatures are near the solved ones, of which the association is.
+    """
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
+    end = end if settled else f"Once they settle, {end.lower()}"
     of_side = "" if side == "sample" else f"{side} "
     share, *bounds = (value if each.area > 0.5 else 1 - value for value in (each.area, each.low, each.high))
     low, high = map(percent, sorted(bounds))
     # What does not hold within the most crowded tenth of samples is said of how the model places them.
-    why = "" if each.stands else ", which the model places close together; among samples placed so it hardly shows"
+    why = "" if each.stands else ", which the model places close together: among samples placed so it hardly shows"
     figures = f"in {percent(share)} of comparisons with the rest, {low.removesuffix('%')} to {high}"
-    return f"{end} {of_side}temperatures go with {what}{why} ({figures})."
+    return f"{end} {of_side}temperatures go with {what} ({figures}){why}."
 
 
 def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:

@@ -192,12 +192,28 @@ def evaluate(
     return result
 
 
+def _also_in(train: Dataset, test: Dataset) -> int:
+    """Return how many test pictures have the JPEG of a training sample; 0 if that would take reading from a bucket."""
+    if train.place.is_remote or test.place.is_remote:
+        return 0
+    of_train, of_test = (
+        np.concatenate([of.records(shard)["jpeg_checksum"] for shard in range(of.shards)]) for of in (train, test)
+    )
+    return int(np.isin(of_test, of_train).sum())
+
+
 def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
     """Return an evaluation without scores: the classes matched, and notes on problems with the datasets."""
     result = Evaluation(checkpoint, train, test, match_classes(train.column("group"), test.column("group")))
     sizes = result.classes.sizes
-    if train.index.fingerprint == test.index.fingerprint and not result.not_classified:
-        result.notes.append("Training and test set are the same, so every sample is its own nearest neighbour.")
+    if train.index.fingerprint == test.index.fingerprint:
+        nearest = "" if result.not_classified else ", and every sample is its own nearest neighbour"
+        result.notes.append(f"Training and test set are the same, so the scores say nothing of new samples{nearest}.")
+    elif seen := _also_in(train, test):
+        result.notes.append(
+            f"{seen:,} of {test.n:,} test pictures are in the training set too, byte for byte: their scores say "
+            "nothing of new samples."
+        )
     if len(sizes) > 1 and (sizes == sizes[0]).all():
         result.notes.append(
             f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."

@@ -88,18 +88,26 @@ def hints(lines: Lines, objective: Mapping[str, Any]) -> dict[str, str]:
         if shares.get(name, 0.0) > TOO_LONG
     }
     if silent is not None and silent > TOO_SILENT:
-        # Ways to let s follow the temperatures: first a limit of each step, then a smaller rate. A user's own objective
-        # may have anything under these names.
-        tau_step, eta = objective.get("tau_step"), objective.get("eta")
-        example = f", to {eta / 2:g} for example" if isinstance(eta, int | float) and eta else ""
-        cure = f"No harm where few of a sample's near-copies meet in a batch; else lower `objective.eta`{example}"
-        if tau_step is None or (isinstance(tau_step, int | float) and tau_step > USUAL_TAU_STEP):
-            cure = f"Their temperatures may move faster than s can follow: set `objective.tau_step` to {USUAL_TAU_STEP}"
+        slower = slower_temperatures(objective)
+        why = "Their temperatures may move faster than s can follow:"
+        if "eta" in slower:
+            why = "No harm where few of a sample's near-copies meet in a batch; else"
         found["silent"] = (
             f"silent anchors {silent:.1%}: negatives weigh next to nothing against their s, so they give no "
-            f"gradient. {cure}"
+            f"gradient. {why} {slower}"
         )
     return found
+
+
+def slower_temperatures(objective: Mapping[str, Any]) -> str:
+    """Return the next way to let s follow the temperatures: first a limit of each step, then a smaller rate.
+
+    objective: its settings. A user's own objective may have anything under these names.
+    """
+    tau_step, eta = objective.get("tau_step"), objective.get("eta")
+    if tau_step is None or (isinstance(tau_step, int | float) and tau_step > USUAL_TAU_STEP):
+        return f"set `objective.tau_step` to {USUAL_TAU_STEP}"
+    return "lower `objective.eta`" + (f", to {eta / 2:g} for example" if isinstance(eta, int | float) and eta else "")
 
 
 def collapse(lines: Lines, config: TrainConfig) -> str:

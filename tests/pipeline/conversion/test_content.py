@@ -121,6 +121,16 @@ def test_the_summary_tells_them_with_the_caption_escaped_and_cut(pictures, tmp_p
     ]
 
 
+def test_captions_that_are_equal_only_once_they_are_cut_are_said_to_be_cut(pictures, tmp_path):
+    """The rows of the source differ: without the words the reader looks in vain for the caption that occurs twice."""
+    (pictures / "long.csv").write_text(
+        "filepath,title\n" + "".join(f"{i}.png,{' and so on' * 40} {i}\n" for i in range(30))
+    )
+    result = run("csv", pictures / "long.csv", tmp_path / "out", "--context-length", 16)
+    assert "  30 captions were truncated to 16 tokens\n" in result.stdout
+    assert "  samples that share their caption, as cut to 16 tokens, with another: 30; " in result.stdout
+
+
 def test_pictures_without_captions_share_none_and_silence_means_no_repetition(pictures, tmp_path):
     rows = (pictures / "all.csv").read_text().splitlines()
     (pictures / "bare.csv").write_text("\n".join(row.partition(",")[0] for row in rows) + "\n")

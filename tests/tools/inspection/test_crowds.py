@@ -71,6 +71,7 @@ def test_misfits_are_told_where_all_temperatures_are_at_their_floor(images_datas
     run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 9))
     found, kept = look(run.path), tmp_path / "keep.parquet"
     assert found.survey.kinds.counts["misfit"] == 5
+    assert found.of_misfits == ["This is an order, not a verdict: there are no captions that could be wrong."]
     assert not any("hardly differ" in said for said in (*found.notes, *found.warnings))
     cli("curate", run.path, "--keep", kept, "--drop-misfits", 5)
     assert pq.read_metadata(kept).num_rows == n - 5

@@ -1,6 +1,7 @@
 """The figure of mean tau by class size: dots, intervals and what is left out where classes are small or many."""
 
 import dataclasses
+from itertools import pairwise
 
 import matplotlib.figure
 import numpy as np
@@ -113,6 +114,18 @@ def test_many_sizes_are_taken_together_in_a_few_ranges():
 
 def test_every_one_of_a_few_sizes_has_its_tick(many):
     assert drawn(many).get_xticks().tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
+def test_sizes_on_the_axis_lie_apart_and_none_is_said_to_be_0(size):
+    figure = matplotlib.figure.Figure(size, layout="constrained")
+    draw_tau_by_group(SIDES[:1], groups_of([674, 104, 38, 1], np.full(817, 0.1), SIDES[:1]), figure)
+    figure.draw_without_rendering()
+    labels = [label for label in figure.axes[0].get_xticklabels() if label.get_text()]
+    assert {"1", "10", "100", "1,000"} <= {label.get_text() for label in labels}
+    assert "0" not in {label.get_text() for label in labels}, "a third of a sample"
+    boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.x0)
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])

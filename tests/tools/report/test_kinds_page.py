@@ -55,6 +55,15 @@ def test_every_kind_but_ordinary_has_a_sheet_with_what_it_means_and_the_figure_t
     assert "<b>visits 2</b>" in shown[0]
 
 
+def test_pictures_alone_are_not_said_to_have_wrong_captions(images_dataset, tmp_path):
+    n = images_dataset.n
+    columns = {"sample/tau": np.linspace(0.1, 0.2, n), "sample/log_s": np.where(np.arange(n) < 3, 1.0, -9.0)}
+    findings = look(write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5)).path)
+    said = " ".join(section(findings).split())
+    assert "the model has not matched the two views: a picture without detail, or one like many others. The" in said
+    assert "rong caption" not in said
+
+
 def test_hostile_captions_on_the_sheets_are_escaped(shown):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in shown[0]
     assert "&#34;&gt;&lt;img src=x onerror=alert(1)&gt;" in shown[0]

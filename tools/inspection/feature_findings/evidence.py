@@ -40,6 +40,8 @@ class EvidentKinds:
     """int8 [m]: by the state alone, unless that is `ordinary`."""
     counts: dict[str, int]
     """Kind -> number of samples; only those that need features."""
+    evident: Hidden[dict[str, int]]
+    """Kind -> number of samples that are so, whichever kind comes first for them."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first."""
     evidence: Hidden[dict[int, Evidence]]
@@ -88,6 +90,7 @@ def evident_kinds(
     codes = of_state.copy()
     for code in reversed(applies):
         codes[applies[code] & (of_state == kinds.ORDINARY)] = code
+    evident = {kinds.KIND_NAMES[code]: int(applies[code].sum()) for code in applies}
     counts, sheets, evidence = dict[str, int](), dict[str, list[int]](), dict[int, Evidence]()
     for code in kinds.BY_FEATURES:
         places = np.flatnonzero(codes == code)
@@ -96,7 +99,7 @@ def evident_kinds(
         sheets[kinds.KIND_NAMES[code]] = found.sample_ids[shown].tolist()
         for place in shown.tolist():
             evidence[int(found.sample_ids[place])] = _evidence(found, place, code, rare_by and rare_by[1].of)
-    return EvidentKinds(found.sample_ids, codes, counts, sheets, evidence, rare_by and rare_by[1].of)
+    return EvidentKinds(found.sample_ids, codes, counts, evident, sheets, evidence, rare_by and rare_by[1].of)
 
 
 def _not_told_apart(found: Properties) -> NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, TauGroups
 from ...inspection.temperatures.survey import Side
 from ...printing import plain_text
-from .svg import INK, MARKERS, PAPER, SIDES, finish, legend
+from .svg import INK, MARKERS, PAPER, SIDES, WIDE, finish, legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> N
     # A column name may contain $, which would be read as mathematics.
     axes.set_xlabel(f"{word} size (samples, log scale)", parse_math=False)
     axes.set_ylabel(f"mean tau of the {word} (dimensionless)", parse_math=False)
-    _plain_size_ticks(axes, groups.sizes)
+    _plain_size_ticks(axes, figure.get_figwidth(), groups.sizes)
     axes.set_ylim(bottom=max(0, axes.get_ylim()[0]))  # tau is never negative, but an interval may reach below 0
     finish(axes)
     if len(sides) > 1:
@@ -114,15 +114,16 @@ def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.digitize(sizes, np.geomspace(found[0], found[-1] + 1, _LEVELS + 1)).astype(np.int64)
 
 
-def _plain_size_ticks(axes: Axes, sizes: NDArray[np.int64]) -> None:
-    """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; fewer if sizes span decades."""
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, StrMethodFormatter
+def _plain_size_ticks(axes: Axes, width: float, sizes: NDArray[np.int64]) -> None:
+    """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; fewer if sizes span decades or on a phone."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
     decades, found = np.log10(sizes.max() / sizes.min()), np.unique(sizes)
     if decades < 1 and len(found) <= _LEVELS // 2:
         axes.xaxis.set_major_locator(FixedLocator(found.tolist()))
     else:
-        subs = (1, 2, 5) if decades <= 1.5 else (1, 3) if decades <= 3 else (1,)
+        room = decades * WIDE[0] / width
+        subs = (1, 2, 5) if room <= 1.5 else (1, 3) if room <= 3 else (1,)
         axes.xaxis.set_major_locator(LogLocator(subs=subs, numticks=12))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:,.0f}" if size >= 1 else ""))

@@ -1,6 +1,7 @@
 """What features say of a run: solved temperatures, what they go with, kinds with evidence, and the columns exported."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,6 +25,8 @@ from thermopile.tools.inspection.features.run_features import (
 )
 from thermopile.tools.inspection.features.solving import solved_temperatures
 from thermopile.tools.inspection.opening import read_run
+from thermopile.tools.inspection.summary import first_sentences
+from thermopile.tools.inspection.temperatures.associations import Association
 from thermopile.tools.inspection.temperatures.survey import survey
 
 from support.cli import answer, cli, succeed
@@ -170,6 +173,24 @@ def test_near_samples_are_said_last_and_what_holds_for_none_is_not_said(run, fou
         assert "contrast" not in sentence
 
 
+def test_sentences_give_their_figure_first_and_say_so_where_the_learned_temperatures_are_others(found):
+    crowd = Association("lowest", "contrast", 0.22, 0.15, 0.29, within=0.56)
+    told = replace(found, moves={"sample": 1.1}, associations={"sample": [crowd]})
+    said = (
+        "temperatures go with pictures of little contrast (in 78% of comparisons with the rest, 71 to 85%), which the "
+        "model places close together: among samples placed so it hardly shows."
+    )
+    assert first_sentences(told) == [f"Low {said}"]
+    sentence, unsettled = first_sentences(replace(told, moves={"sample": 1.17}))
+    assert sentence == f"Once they settle, low {said}"
+    assert unsettled.startswith("The temperatures have not settled: ")
+    doubt = Association("highest", "doubt", 0.92, 0.9, 0.95, within=None)  # by log s of this snapshot, not of the run's
+    assert first_sentences(replace(told, associations={"image": [doubt]})) == [
+        "High image temperatures go with samples that the model tells badly from others "
+        "(in 92% of comparisons with the rest, 90 to 95%)."
+    ]
+
+
 def test_a_run_without_features_is_told_by_its_state_alone_and_why(pairs_dataset, tmp_path):
     made = run_of(pairs_dataset, tmp_path / "run")
     seen = answer("inspect", made.path, "--features", "none")
@@ -228,14 +249,31 @@ def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_dra
         assert tau[i] == pytest.approx(math.exp(np.mean(expected)), rel=2e-3) or tau[i] == 0
 
 
-def test_copies_are_counted_and_the_cure_is_offered_where_there_are_some(tmp_path):
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """60 pictures, of which thirteen are the same."""
+    folder = tmp_path_factory.mktemp("pictures")
     for i in range(60):
-        draw(max(i, 12)).save(tmp_path / f"{i}.png")  # thirteen are the same
-    dataset = dataset_of(FolderSource(tmp_path), tmp_path.with_name("copies"))
-    made = run_of(dataset, tmp_path / "run")
-    seen = answer("inspect", made.path, "--features", "all")
+        draw(max(i, 12)).save(folder / f"{i}.png")
+    return dataset_of(FolderSource(folder), tmp_path_factory.mktemp("copies") / "out")
+
+
+def test_copies_are_counted_and_the_cure_is_offered_where_there_are_some(copies, tmp_path):
+    seen = answer("inspect", run_of(copies, tmp_path / "run").path, "--features", "all")
     assert seen["by_features"]["kinds"]["counts"]["copied"] == 13
     assert any("13 of 60 samples looked at have near-copies" in said for said in seen["warnings"])
+
+
+def test_copies_that_are_of_another_kind_first_have_near_copies_all_the_same(copies, tmp_path):
+    columns = {"sample/tau": np.linspace(0.05, 0.2, 60), "sample/log_s": np.where(np.arange(60) < 30, 1.0, -4.0)}
+    made = write_state(tmp_path / "run", copies, columns, np.full(60, 6))
+    save_encoders(made, copies)
+    seen = answer("inspect", made.path, "--features", "all")
+    assert 0 < seen["by_features"]["kinds"]["counts"]["copied"] < 13  # the others are misfits
+    assert any("13 of 60 samples looked at have near-copies" in said for said in seen["warnings"])
+    succeed("inspect", made.path)
+    page = (made.report / "report.html").read_text("utf-8")
+    assert "counted among 60 samples" in " ".join(page.split()), "all are looked at, none at random"
 
 
 def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):

@@ -196,14 +196,21 @@ def test_a_state_in_which_nothing_was_visited_has_no_kinds(hostile_run):
     assert survey(read_run(hostile_run, at="step-0")).kinds is None
 
 
-def test_many_stuck_samples_are_warned_of(images_dataset, tmp_path):
+@pytest.mark.parametrize(
+    ("objective", "cure"),
+    [
+        ({}, "set `objective.tau_step` to 0.1"),
+        ({"tau_step": 0.1, "eta": 0.005}, "lower `objective.eta`, to 0.0025 for example"),  # the first cure was taken
+    ],
+)
+def test_many_stuck_samples_are_warned_of(images_dataset, tmp_path, objective, cure):
     n, stuck = images_dataset.n, np.arange(images_dataset.n) % 30 == 0
     columns = {"sample/tau": np.where(stuck, 0.05, np.linspace(0.1, 0.2, n))}
     columns |= {"sample/log_s": np.where(stuck, 5.0, -1.0), "sample/u": np.where(stuck, 3.0, 0.0)}
-    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5))
+    run = write_state(tmp_path / "run", images_dataset, columns, np.full(n, 5), **objective)
     (warning,) = look(run.path).warnings
     assert "3.3% of the samples are stuck at tau_min" in warning
-    assert "objective.tau_step" in warning
+    assert warning.endswith(f"In the next run, {cure}.")
 
 
 @pytest.mark.parametrize(("objective", "least"), [("isogclr", 5), ("sogclr", 5), ("clip", 1)])

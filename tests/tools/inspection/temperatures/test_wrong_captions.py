@@ -8,8 +8,9 @@ import pytest
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.planted import Planting
-from thermopile.tools.inspection import summary
+from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run
+from thermopile.tools.inspection.summary import facts
 from thermopile.tools.inspection.temperatures import misfits as module
 from thermopile.tools.inspection.temperatures.misfits import LISTS, WIDER, wrong_captions
 from thermopile.tools.inspection.temperatures.survey import survey
@@ -144,9 +145,9 @@ def log_s_of(dataset, planted, wrong=400):
     return log_s, ids, worst
 
 
-def written(dataset, place, log_s, planted, **objective):
+def written(dataset, place, log_s, planted, tau=None, **objective):
     fields = {f"{side}/{name}": values for side in ("image", "text") for name, values in (
-        ("log_s", log_s / 2), ("tau", np.linspace(0.03, 0.3, N)),
+        ("log_s", log_s / 2), ("tau", np.linspace(0.03, 0.3, N) if tau is None else tau),
     )}  # fmt: skip
     return write_state(place, dataset, fields, np.full(N, 9), planted=planted, **objective)
 
@@ -184,7 +185,7 @@ def test_planted_samples_are_a_kind_of_their_own_and_of_no_list_or_figure(run, l
     found = answer("inspect", run.path, "--features", "none")
     assert found["samples"] == N - len(ids)
     inspection = read_run(run)
-    said = dict(summary.facts(inspection, survey(inspection)))["samples"]
+    said = dict(facts(inspection, survey(inspection)))["samples"]
     assert said.startswith(f"{N - len(ids):,}, without {len(ids)} planted, of which 100% visited")
     assert found["kinds"]["planted"]["samples"] == len(ids)
     assert found["kinds"]["misfit"]["samples"] == len(worst)
@@ -195,6 +196,9 @@ def test_planted_samples_are_a_kind_of_their_own_and_of_no_list_or_figure(run, l
     (sample,) = answer("inspect", run.path, "--sample", ids[0])["samples"]
     assert sample["kind"] == "planted"
     assert found["wrong_captions"]["planted"] == len(ids)
+    inspection = read_run(run)
+    told = dict(facts(inspection, survey(inspection)))["samples"]
+    assert told.startswith(f"{N - len(ids):,} without the {len(ids):,} planted, of which 100% visited")
 
 
 def test_an_export_ranks_all_but_planted_samples_and_says_whose_caption_these_showed(
@@ -258,6 +262,17 @@ def test_a_run_with_too_few_planted_gives_an_order_and_says_what_it_takes(
     refused = cli("curate", place, "--keep", tmp_path / "keep.parquet", "--drop-misfits")
     assert_one_line(refused, 2, said, "--drop-misfits N")
     succeed("curate", place, "--keep", tmp_path / "keep.parquet", "--drop-misfits", 10)
+
+
+def test_where_most_temperatures_are_at_tau_min_no_number_is_given(pairs_dataset, log_s, tmp_path):
+    tau = np.where(np.arange(N) < 0.6 * N, 0.005, 0.1)
+    place = written(pairs_dataset, tmp_path / "run", log_s[0], 0.12, tau).path
+    findings = look(place)
+    why = "the number of wrong captions is unknown: most temperatures are at tau_min"
+    assert why in findings.of_misfits[0]
+    assert findings.wrong_captions is None
+    keep = tmp_path / "keep.parquet"
+    assert_one_line(cli("curate", place, "--keep", keep, "--drop-misfits"), 2, why, "--drop-misfits N")
 
 
 @pytest.mark.wide

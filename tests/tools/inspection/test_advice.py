@@ -65,8 +65,8 @@ def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
 @pytest.mark.parametrize(
     ("objective", "cure"),
     [
-        ({}, "Limit its steps with objective.tau_step, 0.1 for example, or lower eta."),
-        ({"tau_step": 0.1}, "Lower objective.tau_step further or lower eta."),
+        ({}, "set `objective.tau_step` to 0.1."),
+        ({"tau_step": 0.1}, "lower `objective.eta`, to 0.005 for example."),
     ],
 )
 def test_no_cure_of_stuck_samples_is_named_that_the_run_has_taken(hostile_dataset, tmp_path, objective, cure):
@@ -78,7 +78,7 @@ def test_no_cure_of_stuck_samples_is_named_that_the_run_has_taken(hostile_datase
     inspection = read_run(write_state(tmp_path / "run", hostile_dataset, columns, np.full(n, 5), **objective))
     (said,) = Findings(inspection, survey(inspection)).warnings
     assert said.startswith("10.6% of the samples are stuck at tau_min")
-    assert said.endswith(f"tau moved too fast. {cure}")
+    assert said.endswith(f"tau moved too fast. In the next run, {cure}")
 
 
 def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, tmp_path):

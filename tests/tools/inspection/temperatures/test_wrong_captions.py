@@ -186,7 +186,7 @@ def test_planted_samples_are_a_kind_of_their_own_and_of_no_list_or_figure(run, l
     assert found["samples"] == N - len(ids)
     inspection = read_run(run)
     said = dict(facts(inspection, survey(inspection)))["samples"]
-    assert said.startswith(f"{N - len(ids):,}, without {len(ids)} planted, of which 100% visited")
+    assert said.startswith(f"{N - len(ids):,} without the {len(ids)} planted, of which 100% visited")
     assert found["kinds"]["planted"]["samples"] == len(ids)
     assert found["kinds"]["misfit"]["samples"] == len(worst)
     assert set(found["kinds"]["misfit"]["first"]) <= set(worst.tolist())

@@ -38,7 +38,8 @@ class ArraysSource(Source):
         self.files, self.unused = [*map(place_of, files)], Account()
         (place, pixels), *labels = (found for file in self.files for found in self._read(file, image, group))
         shape = pixels.shape[:3] if pixels.shape[3:] == (1,) else pixels.shape
-        if pixels.dtype != np.uint8 or 0 in shape or len(shape) not in (3, 4) or shape[3:] not in ((), (3,)):
+        is_one = len(shape) == 3 and shape[2] in (3, 4)  # a single picture in colour, not rows that are pictures
+        if pixels.dtype != np.uint8 or 0 in shape or len(shape) not in (3, 4) or shape[3:] not in ((), (3,)) or is_one:
             raise SourceError(f"{place} is {pixels.dtype} {shape}; pictures are uint8, n × H × W or n × H × W × 3")
         self._pixels, self._classes = pixels.reshape(shape), np.zeros(len(pixels), np.int32)
         self._names: tuple[str, ...] = ("",)

@@ -156,6 +156,7 @@ REFUSED = {
     "no dimension": ([b"\0\0\x08\0\1"], r"uint8 \(\); pictures are uint8, n × H × W or"),
     "255 dimensions": ([b"\0\0\x08\xff" + b"\0\0\0\1" * 255 + b"\1"], "dimension"),
     "floats": ([npy(COLOURED / 255)], r"a is float64 \(7, 5, 6, 3\); pictures are uint8"),
+    "one picture": ([npy(COLOURED[0])], r"uint8 \(5, 6, 3\); pictures are uint8, n × H × W or"),
     "channels first": ([npy(COLOURED.transpose(0, 3, 1, 2))], "n × H × W × 3"),
     "no pictures": ([npy(COLOURED[:0])], r"\(0, 5, 6, 3\)"),
     "labels first": ([npy(LABELS), npy(COLOURED)], "pictures are uint8"),

@@ -13,9 +13,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
-from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from ...pipeline.dataset.index import TOKENIZER_FILE
 from ...pipeline.dataset.tokenizer import is_same_tokenizer, read_tokenizer
@@ -26,6 +23,14 @@ from ..errors import ConfigError, one_line
 from ..plugins import HF
 from .bounds import refuse_absurd
 from .hf_hub import hub_name, snapshot
+
+try:
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedConfig, SiglipTextModel
+    from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, MODEL_MAPPING
+    from transformers.utils import logging as transformers_logging
+except ImportError as error:
+    cure = "install torchvision from the index that torch comes from, or remove it"
+    raise ConfigError(f"transformers' models cannot be imported beside this torchvision; {cure}") from error
 
 SUPPORTED = {
     "image": "resnet, vit, clip_vision_model, dinov2 and other models of images, and towers of clip and siglip",

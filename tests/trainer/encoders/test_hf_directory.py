@@ -1,6 +1,9 @@
 """A local model of transformers: its weights are where a run begins, its architecture is recorded with the run."""
 
 import json
+import os
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -247,3 +250,17 @@ def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):
     save(tmp_path / "text", "distilbert", vocab_size=40)
     with pytest.raises(ConfigError, match=r"has 40 tokens .* the dataset has 50 .*--tokenizer"):
         create_encoder("text", of_directory("text", tmp_path / "text"), TOKENIZER)
+
+
+def test_a_torchvision_that_does_not_fit_torch_is_named(tmp_path):
+    told = tmp_path / "torchvision-0.99.dist-info" / "METADATA"
+    for path, text in (
+        (tmp_path / "torchvision" / "__init__.py", "raise RuntimeError('operator torchvision::nms does not exist')"),
+        (told, "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.99\n"),
+    ):
+        path.parent.mkdir()
+        path.write_text(text)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", "import thermopile.trainer.encoders.hf_directory"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert "ConfigError: transformers' models cannot be imported beside this torchvision; install" in done.stderr

@@ -114,6 +114,8 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
         towers = config.model.model_dump(include={"dim", "head", "head_width", "image", "text"})
         layers.add({"model": towers, "data": views}, str(own.config_file))
         layers.add({"init": {"run": model}}, COMMAND_LINE)
+    elif ":" not in model:
+        raise ConfigError(f"--model {model}: there is no run there; name a run, hf:… or open_clip:ARCH:TAG")
     else:
         heads = {"head": "none"} if model.startswith(OPEN_CLIP) else {}
         layers.add({"model": {"image": {"name": model}, "text": {"name": model}, **heads}}, COMMAND_LINE)

@@ -123,6 +123,12 @@ def test_a_run_on_pictures_alone_is_not_sent_for_a_tokenizer_that_it_lacks(pairs
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_is_neither_a_run_nor_a_librarys_is_no_run(pairs_dataset, tmp_path):
+    refused = cli("score", pairs_dataset.path, "--model", tmp_path / "none", "--out", tmp_path / "run")
+    assert_one_line(refused, 2, f"--model {tmp_path / 'none'}: there is no run there", "name a run, hf:…")
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_help_names_no_option_of_training_that_is_not_there():
     shown = succeed("score", "--help").stdout
     assert {*re.findall(r"--[a-z-]+", shown)} <= {option for of in score.params for option in of.opts} | {

@@ -76,9 +76,10 @@ def find_start(
 
 def refuse_published(config: TrainConfig, run: RunDirectory) -> None:
     """Raise RunError if a run that begins from its files would fetch weights: it may be from someone else."""
-    for encoder in (config.model.image, config.model.text):
+    for side, encoder in (("image", config.model.image), ("text", config.model.text)):
         if encoder.name.startswith((TIMM, OPEN_CLIP)) and starts_trained(encoder):
-            anew = f"thermopile train --config {quote(str(run.config_file))} …"
+            typed = quote(f"model.{side}.name={encoder.name}")  # weights are fetched for a name that the user types
+            anew = f"thermopile train --config {quote(str(run.config_file))} --set {typed} …"
             raise RunError(f"{run.path} would fetch {encoder.name}; begin anew: {anew}")
 
 

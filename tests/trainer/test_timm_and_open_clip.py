@@ -299,10 +299,7 @@ def test_timms_weights_are_those_of_the_hubs_safetensors_and_only_a_new_run_fetc
     resumed(config, run, from_step=2)  # from the checkpoint
     for checkpoint in run.checkpoints.iterdir():
         checkpoint.rename(tmp_path / checkpoint.name)
-    with pytest.raises(
-        RunError,
-        match=r"would fetch timm:test_vit.r160_in1k; begin anew: thermopile train --config .* --set model.image.name=timm:",
-    ):
+    with pytest.raises(RunError, match=r"would fetch timm:test_vit.r160_in1k; begin .* --set model.image.name=timm:"):
         train(config, run, resume=True)
 
 

@@ -335,6 +335,8 @@ def _layout(opened: SourceFile, wanted: dict[str, str], separator: str | None, q
 
 def _missing(header: list[str], option: str, name: str, first: str, others: Sequence[str]) -> str:
     """Return why the header lacks a column, and what to do. others: separators with which it has all."""
+    if first.startswith("\x1f"):
+        return "is compressed by gzip; unpack it first, with gunzip"
     if "\0" in first:
         return "is not text in UTF-8: its first line has zero bytes. Save the list as csv or tsv in UTF-8"
     if first.lstrip()[:1] in ("{", "["):

@@ -56,12 +56,14 @@ class FastclipV1Settings(FastclipSettings, SogclrSettings, frozen=True):
 
 
 class FastclipV2Settings(FastclipSettings, RobustSettings, frozen=True):
-    """Settings of version 2; `eta` is Adam's learning rate."""
+    """Settings of version 2."""
 
     tau_init: float = Field(default=0.03, gt=0.0)
     """Initial temperature of a sample; dimensionless, within tau_min and tau_max. FastCLIP Appendix B."""
     tau_min: float = Field(default=0.01, ge=1e-4)
     """Lower bound after each update, 0.0001 or more. The authors' code."""
+    eta: float = Field(default=0.01, ge=0.0)
+    """Adam's learning rate of tau, 0 or more; 0 keeps every tau constant. FastCLIP procedure 5."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Adam's betas for every tau; each in [0, 1). FastCLIP procedure 5."""
 

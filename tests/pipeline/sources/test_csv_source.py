@@ -1,6 +1,7 @@
 """A list of image paths and captions."""
 
 import csv
+import gzip
 import os
 import re
 import tempfile
@@ -468,6 +469,7 @@ def test_a_picture_that_is_not_there_is_answered_with_the_likely_cause(listed, t
         ("inches.tsv", b'filepath\ttitle\na.jpg\t6" x 4"\na.jpg\t"6" x 4"\n', {}, ['6" x 4"', '"6" x 4"']),
         ("cr_in_quotes.csv", b'filepath,title\na.jpg,"x\r\ny"\na.jpg,z\n', {}, ["x\r\ny", "z"]),
         ("array.json", b'[{"filepath": "a.jpg", "title": "x"}]', {}, "is JSON"),
+        ("pairs.csv.gz", gzip.compress(b"filepath,title\na.jpg,x\n"), {}, "is compressed by gzip; unpack it"),
         ("utf16_big.csv", "\ufefffilepath,title\na.jpg,é\n".encode("utf-16-be"), {}, ["é"]),
         ("zero_byte.csv", b"filepath,title\na.jpg,x\0y\n", {}, ["x\0y"]),
         ("empty_captions.csv", b'filepath,title\na.jpg,\na.jpg,""\na.jpg,x\n', {}, ["x"]),

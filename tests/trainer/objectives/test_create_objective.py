@@ -144,7 +144,7 @@ def test_settings_are_kept_frozen_and_make_the_same_objective_again():
     assert again.settings == objective.settings
 
 
-def test_pairs_and_images_start_from_the_settings_of_their_runs_in_the_paper_but_for_rho_of_pairs():
+def test_images_start_from_the_settings_of_their_runs_in_the_paper_and_pairs_from_those_for_small_batches():
     pairs, images = (create_objective("isogclr", mode).settings for mode in ("bimodal", "unimodal"))
-    assert (pairs.grad_clip, pairs.tau_init, pairs.tau_min, pairs.rho) == (5.0, 0.01, 0.005, 1.0)
-    assert (images.grad_clip, images.tau_init, images.tau_min, images.rho) == (3.0, 0.7, 0.05, 0.3)
+    assert (pairs.grad_clip, pairs.tau_init, pairs.tau_min, pairs.rho, pairs.eta) == (5.0, 0.05, 0.005, 1.0, 0.005)
+    assert (images.grad_clip, images.tau_init, images.tau_min, images.rho, images.eta) == (3.0, 0.7, 0.05, 0.3, 0.01)

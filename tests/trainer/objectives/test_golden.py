@@ -48,7 +48,7 @@ FURTHER = [
     ("spectral", "unimodal", PLAIN, {"mu": 2.0}),
 ]
 STEPS = [(*case, {}) for case in FRAMED] + FURTHER
-RHO = {(name, "bimodal"): {"rho": 2.0} for name in ("isogclr", "fastclip_v2")}
+DEFAULTS = {("isogclr", "bimodal"): {"rho": 2.0, "eta": 0.01}, ("fastclip_v2", "bimodal"): {"rho": 2.0}}
 """What was the default when the file was written."""
 HELD = ("flatnce", "simco", "dclw")
 """Objectives whose gradient is not that of their value even if s is the batch's own g: they hold weights constant."""
@@ -64,7 +64,7 @@ def name_of(step):
 def numbers_of(step, weighted, dtype=torch.float64):
     """Loss, gradients of features and parameters, and new rows, one after the other."""
     name, mode, frame, settings = step
-    settings = settings | RHO.get((name, mode), {})
+    settings = settings | DEFAULTS.get((name, mode), {})
     objective = make_objective(name, mode, frame, auxiliary=settings.get("auxiliary", "mean"), **{
         key: value for key, value in settings.items() if key != "auxiliary"
     })  # fmt: skip

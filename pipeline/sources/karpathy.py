@@ -47,7 +47,8 @@ class KarpathySource(CsvSource):
             raise SourceError(f"{file} is not in the form {_FORM}: {type(error).__name__}: {error}") from error
         chosen = [row for name in names.split(",") for row in rows.pop(name, ())]
         if not chosen:
-            raise SourceError(f"{file} has no picture of {names}; name one of {', '.join(rows)[:500]} with --{option}")
+            others = ", ".join(name for name in rows if not (test and name in split.split(",")))[:500]
+            raise SourceError(f"{file} has no picture of {names}; name one of {others} with --{option}")
         self._rows, self._sound = pa.Table.from_pylist(chosen, SCHEMA), len(chosen)
         for name in set() if test else rows.keys() - {*test_split.split(",")}:
             self.unused.add("pictures of other splits", name, f"--split {names},{name}", len(rows[name]))

@@ -66,7 +66,7 @@ def test_temperatures_that_are_all_at_their_ceiling_get_one_advice(warned):
     ("objective", "cure"),
     [
         ({}, "set `objective.tau_step` to 0.1."),
-        ({"tau_step": 0.1}, "lower `objective.eta`, to 0.005 for example."),
+        ({"tau_step": 0.1}, "lower `objective.eta`, to 0.0025 for example."),
     ],
 )
 def test_no_cure_of_stuck_samples_is_named_that_the_run_has_taken(hostile_dataset, tmp_path, objective, cure):

@@ -18,7 +18,7 @@ def test_a_run_is_read_with_its_settings_its_last_snapshot_and_its_dataset(hosti
     assert inspection.dataset.path == hostile_dataset.path
     assert (inspection.reader.snapshot.tag, inspection.reader.samples) == ("step-5", 66)
     assert inspection.sides == ("image", "text")
-    assert [inspection.settings[name] for name in ("tau_init", "tau_min", "tau_max")] == [0.01, 0.005, 1.0]
+    assert [inspection.settings[name] for name in ("tau_init", "tau_min", "tau_max")] == [0.05, 0.005, 1.0]
     assert inspection.notes == []
 
 

@@ -117,7 +117,7 @@ def test_temperatures_out_of_order_are_refused_with_all_three_numbers(name, firs
 
 
 def test_a_cosine_of_eta_that_would_rise_is_refused():
-    with pytest.raises(ValueError, match=r"eta_min 0\.1 is above eta 0\.01"):
+    with pytest.raises(ValueError, match=r"eta_min 0\.1 is above eta 0\.005"):
         create_objective("isogclr", eta_min=0.1, eta_decay_epochs=3)
 
 

@@ -29,7 +29,7 @@ def test_a_table_is_printed_and_the_last_line_is_the_report(inspected, hostile_r
     table = [" ".join(line.split()) for line in lines]
     assert "tau of the visited samples image text" in table
     assert "samples 66, of which 100% visited, 1 time" in table
-    assert [line for line in table if line.startswith("objective isogclr: rho 1, gamma 0.8, eta 0.01")]
+    assert [line for line in table if line.startswith("objective isogclr: rho 1, gamma 0.8, eta 0.005")]
     assert "highest 0.1000 0.1374" in table
     assert "share at tau_min (0.005) 0% 0%" in table
     assert "Spearman, class size and mean tau +1.00 -1.00" in table

@@ -56,7 +56,7 @@ def test_neighbours_and_negatives_are_those_of_the_features_that_the_file_keeps(
     tau = StateReader.open(original.state).rows(3, 4, ["image/tau", "text/tau"])
     found = seen[0]["neighbours"]
     for kind, side in (("pictures", 0), ("captions", 1)):
-        similarity = np.delete(rows[:, side] @ rows[3, side], 3)
+        similarity = np.minimum(np.delete(rows[:, side] @ rows[3, side], 3), 1)  # float16 may round a norm up
         np.testing.assert_allclose(found["nearest"][kind]["similarity"], np.sort(similarity)[:-6:-1], atol=1e-5)
     for name, own, other in (("image", 0, 1), ("text", 1, 0)):
         exponents = np.delete(rows[:, other] @ rows[3, own], 3) / tau[f"{name}/tau"][0]

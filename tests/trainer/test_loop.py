@@ -31,7 +31,7 @@ def test_the_last_checkpoint_holds_the_state_of_the_last_step(finished, pairs_da
     seen = visits > 0
     assert np.isfinite(state.column("image/log_s")[seen]).all()
     assert np.isneginf(state.column("image/log_s")[~seen]).all()
-    assert (state.column("text/tau")[~seen] == np.float32(0.01)).all()
+    assert (state.column("text/tau")[~seen] == np.float32(0.05)).all()
 
 
 def test_two_runs_of_one_seed_are_equal_bit_for_bit_and_another_seed_is_not(finished, pairs_dataset, tmp_path):

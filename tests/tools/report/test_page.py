@@ -154,7 +154,7 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
     captions = page.within("figcaption")
     assert len(captions) == 7
     for caption in captions:
-        assert "isogclr: rho 1, gamma 0.8, eta 0.01" in caption
+        assert "isogclr: rho 1, gamma 0.8, eta 0.005" in caption
         through_time = "at every snapshot with visited samples (1), step 5 to 5; 66 samples of each" in caption
         assert ("66 visited of 66 samples, step-5" in caption) != through_time
 

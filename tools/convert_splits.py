@@ -118,8 +118,7 @@ def samples(number: int) -> str:
 
 
 def _of_classes(number: int | None, appends: bool) -> str:
-    of = "" if number is None else f" of {number:,} class{'es' * (number != 1)}"
-    return of + " to append" * appends
+    return ("" if number is None else f" of {number:,} class{'es' * (number != 1)}") + " to append" * appends
 
 
 def rate(seen: int, seconds: float) -> str:

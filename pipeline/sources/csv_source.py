@@ -56,10 +56,8 @@ class CsvSource(Source):
         self._names = {"image": image, "caption": caption, "group": group}
         listing = read_list(opened_list(self.file), self._names, separator, quoting)
         self._rows, self._digest, self._quoting, self.notes, others = listing
-        self.unused, free = (
-            Account(),
-            [f"--{option} NAME" for option in ("caption", "group") if not self._names[option]],
-        )
+        self.unused = Account()
+        free = [f"--{option} NAME" for option in ("caption", "group") if not self._names[option]]
         self.unused.add("columns", ", ".join(others), " or ".join(free), len(others))
         self._sound = self._rows["problem"].null_count
         if not len(self):

@@ -31,10 +31,7 @@ def duplicate_facts(found: Duplicates) -> list[tuple[str, str]]:
     copies = sum(sizes.values()) - len(sizes)
     return [
         ("duplicates", f"{_clusters(found)}; {copies:,} of {found.samples:,} samples could be left out"),
-        (
-            "exact",
-            f"{pairs['exact']:,} {'sample has' if pairs['exact'] == 1 else 'samples have'} the JPEG of an earlier one",
-        ),
+        ("exact", f"samples with the JPEG of an earlier one: {pairs['exact']:,}"),
         ("near", f"{pairs['near']:,} pairs, of {found.compared:,} similar ones compared by pixels"),
         ("blank", f"{pairs['blank'] + 1:,} pictures of one colour" if pairs["blank"] else "at most one picture"),
         (

@@ -56,7 +56,7 @@ def main(folder: Path, out: Path, first: int, planted: float) -> None:
         caption = shorten(row["caption"], LETTERS * LINES, placeholder=" …")
         cell.set_title(fill(caption, LETTERS), fontsize=8)
         click.echo(f"{row['sample_id']}: {row['caption']}")
-    figure.savefig(out, dpi=120)
+    figure.savefig(out, dpi=120 if first <= 24 else 72, pil_kwargs={"optimize": True})
 
 
 if __name__ == "__main__":

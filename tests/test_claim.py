@@ -26,7 +26,7 @@ def test_mean_temperature_of_a_class_follows_its_size(tmp_path, seed):
 
 
 @pytest.mark.wide
-def test_the_claim_shows_within_a_third_of_the_training(tmp_path):
-    for side in spearman_figures(tmp_path, 0, "epochs=6", "optimizer.warmup=50"):
+def test_the_claim_shows_within_half_of_the_training(tmp_path):
+    for side in spearman_figures(tmp_path, 0, "epochs=10", "optimizer.warmup=50"):
         assert side["spearman"] >= 0.6
         assert abs(side["permuted"]) <= 0.3

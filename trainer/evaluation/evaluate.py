@@ -193,13 +193,18 @@ def evaluate(
 
 
 def _also_in(train: Dataset, test: Dataset) -> int:
-    """Return how many test pictures have the JPEG of a training sample; 0 if that would take reading from a bucket."""
+    """Return how many test pictures have the JPEG of a training sample.
+
+    0 if that would take reading from a bucket, or a record is damaged, which may be of a sample that is forgotten.
+    """
     if train.place.is_remote or test.place.is_remote:
         return 0
-    of_train, of_test = (
-        np.concatenate([of.records(shard)["jpeg_checksum"] for shard in range(of.shards)]) for of in (train, test)
-    )
-    return int(np.isin(of_test, of_train).sum())
+    with suppress(DatasetError):
+        of_train, of_test = (
+            np.concatenate([of.records(shard)["jpeg_checksum"] for shard in range(of.shards)]) for of in (train, test)
+        )
+        return int(np.isin(of_test, of_train).sum())
+    return 0
 
 
 def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:

@@ -198,21 +198,22 @@ def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCapt
         planted, scores[rules.planted] = scores[rules.planted], np.inf
     ids = np.argsort(scores, kind="stable")[: np.isfinite(scores).sum()]
     beyond = np.searchsorted(scores[ids], planted[np.isfinite(planted)], "right")
-    return ids, None if most_at_floor(inspection) else wrong_captions(beyond, len(ids))
+    found = wrong_captions(beyond, len(ids))
+    return ids, None if found is None or are_mostly_at_tau_min(inspection) else found
 
 
-def most_at_floor(inspection: Inspection) -> bool:
-    """Return whether most of the visited samples have their temperature at tau_min, on a side.
+def are_mostly_at_tau_min(inspection: Inspection) -> bool:
+    """Return whether, on one of the sides, most visited samples have their temperature at tau_min.
 
     There a pair that the model has not learnt weighs like one that is wrong: of 39,200 icons with the names that their
     designers gave them, 100 of the first 100 were said to be wrong, and 18 once the temperatures could move.
     """
     reader, rules = inspection.state, KindRules.of(inspection)
     visited, at_floor = 0, dict.fromkeys(rules.u, 0)
-    for _, rows in read_blocks(reader, rules.columns):
+    for _, rows in read_blocks(reader, [VISITS, *(f"{side}/tau" for side in rules.u)]):
         seen = rows[VISITS] > 0
         visited += int(seen.sum())
-        for side in rules.u:
+        for side in at_floor:
             at_floor[side] += int((rows[f"{side}/tau"][seen] <= rules.floor).sum())
     return max(at_floor.values(), default=0) > HALF * visited
 
@@ -228,7 +229,7 @@ def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> lis
         return ["This is an order, not a verdict: there are no captions that could be wrong."]
     pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
     why = "This is an order; the number of wrong captions is unknown"
-    if planted >= LEAST_PLANTED and most_at_floor(inspection):
+    if planted >= LEAST_PLANTED and are_mostly_at_tau_min(inspection):
         return [f"{why}: most temperatures are at tau_min, where right pairs may look as wrong."]
     share = math.ceil(125 * LEAST_PLANTED / pairs) / 100
     if planted >= LEAST_PLANTED or share > MAX_PLANTED:

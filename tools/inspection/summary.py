@@ -159,7 +159,7 @@ def in_words(side: str, each: Association, *, settled: bool = True) -> str:
     settled: whether the learned temperatures are near the solved ones, of which the association is.
     """
     what, end = NAMES[each.of][each.area > 0.5], "Low" if each.end == "lowest" else "High"
-    end = end if settled else f"Once they settle, {end.lower()}"
+    end = end if settled else f"Once settled, {end.lower()}"
     of_side = "" if side == "sample" else f"{side} "
     share, *bounds = (value if each.area > 0.5 else 1 - value for value in (each.area, each.low, each.high))
     low, high = map(percent, sorted(bounds))

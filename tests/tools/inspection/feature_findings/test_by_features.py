@@ -182,7 +182,7 @@ def test_sentences_give_their_figure_first_and_say_so_where_the_learned_temperat
     )
     assert first_sentences(told) == [f"Low {said}"]
     sentence, unsettled = first_sentences(replace(told, moves={"sample": 1.17}))
-    assert sentence == f"Once they settle, low {said}"
+    assert sentence == f"Once settled, low {said}"
     assert unsettled.startswith("The temperatures have not settled: ")
     doubt = Association("highest", "doubt", 0.92, 0.9, 0.95, within=None)  # by log s of this snapshot, not of the run's
     assert first_sentences(replace(told, associations={"image": [doubt]})) == [

@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from thermopile.trainer.objectives.base import Settings
 from thermopile.trainer.objectives.decl import Decl, DeclSettings
 from thermopile.trainer.objectives.ntxent import Simclr, SimclrSettings
 from thermopile.trainer.objectives.pairs import Block, Pairs
@@ -50,7 +49,7 @@ class NoisyDeclSettings(DeclSettings, frozen=True):
 class NoisySimclr(Simclr):
     """SimCLR of noisy similarities."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NoisySimclrSettings}
+    settings_of_mode: ClassVar = {"unimodal": NoisySimclrSettings}
 
     def __init__(self, mode: str, settings: NoisySimclrSettings) -> None:
         super().__init__(mode, settings)
@@ -60,7 +59,7 @@ class NoisySimclr(Simclr):
 class NoisyDecl(Decl):
     """DeCL of noisy similarities."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NoisyDeclSettings}
+    settings_of_mode: ClassVar = {"unimodal": NoisyDeclSettings}
 
     def __init__(self, mode: str, settings: NoisyDeclSettings) -> None:
         super().__init__(mode, settings)

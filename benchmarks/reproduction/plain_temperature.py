@@ -30,7 +30,7 @@ class PlainTemperatureSettings(Settings, frozen=True):
 class PlainTemperature(Objective):
     """Mean over pairs of both sides' cross-entropies, halved, each at its own temperature."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": PlainTemperatureSettings}
+    settings_of_mode: ClassVar = {"bimodal": PlainTemperatureSettings}
     settings: PlainTemperatureSettings
 
     def __init__(self, mode: str, settings: PlainTemperatureSettings) -> None:

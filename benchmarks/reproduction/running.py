@@ -249,10 +249,9 @@ def _scorer(directory: RunDirectory, sets: Sets) -> Scorer:
     """Return the scorer of a finished run's encoders."""
     config = directory.config()
     checkpoint = find_checkpoint(directory, LATEST)
-    info, training = load_checkpoint(checkpoint)
+    _, training = load_checkpoint(checkpoint)
     has_texts = config.objective.mode == "bimodal"
-    own = (directory, info, config.data.places)
-    tokenizer, sizes, _ = tokenizer_of(*own) if has_texts else (None, None, None)
+    tokenizer, sizes, _ = tokenizer_of(directory) if has_texts else (None, None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, allow_code=True)
     return Scorer(encoders, sets, config.data, tokenizer)
 

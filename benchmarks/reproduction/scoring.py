@@ -19,7 +19,7 @@ from thermopile.trainer.config import DataConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.backbones import Backbone
 from thermopile.trainer.evaluation.features import image_features, text_features
-from thermopile.trainer.evaluation.scoring import Vote, knn, retrieval_ranks, sgd_probe, zero_shot
+from thermopile.trainer.evaluation.scoring import Vote, knn, prompts, retrieval_ranks, sgd_probe, zero_shot
 from thermopile.trainer.run.build import recipe_named
 
 from ..icons import rarest_word_counts
@@ -87,7 +87,7 @@ class Scorer:
             "probe": sgd_probe(self._train, labels, test, _nothing),
         }
         if self._encoders.text is not None:
-            predicted["zero_shot"] = zero_shot(test, classes[0].names, (PROMPT,), self._encode).argmax(1)
+            predicted["zero_shot"] = zero_shot(test, self._encode(prompts(classes[0].names, (PROMPT,))), 1).argmax(1)
         return {name: codes.numpy() == truth for name, codes in predicted.items()}
 
     def _retrieved(self) -> Right:

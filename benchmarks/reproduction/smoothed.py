@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from thermopile import Objective, Outcome, Settings
+from thermopile import Objective, Outcome
 from thermopile.trainer.objectives.base import scalar_parameter
 from thermopile.trainer.objectives.clip import LOG_LOGIT_SCALE_MAX, ClipSettings
 
@@ -27,7 +27,7 @@ class SmoothedClipSettings(ClipSettings, frozen=True):
 class SmoothedClip(Objective):
     """CLIP's loss with smoothed targets."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": SmoothedClipSettings}
+    settings_of_mode: ClassVar = {"bimodal": SmoothedClipSettings}
     settings: SmoothedClipSettings
 
     def __init__(self, mode: str, settings: SmoothedClipSettings) -> None:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from .pipeline.sources import Sample as Sample
     from .pipeline.sources import Source as Source
     from .pipeline.views.recipes import Recipe as Recipe
-    from .state_store import StateReader as StateReader
-    from .state_store import StateStore as StateStore
-    from .state_store import list_snapshots as list_snapshots
+    from .state_store.durable import list_snapshots as list_snapshots
+    from .state_store.reader import StateReader as StateReader
+    from .state_store.store import StateStore as StateStore
     from .tools.convert import convert as convert
     from .tools.embed import embed as embed
     from .tools.eval import evaluate as evaluate
@@ -57,7 +57,9 @@ _NAMES = {
     "pipeline.order.order": "Order",
     "pipeline.order.sampler": "OrderSampler",
     "pipeline.sources": "ClassGroups Sample Source",
-    "state_store": "StateReader StateStore list_snapshots",
+    "state_store.durable": "list_snapshots",
+    "state_store.reader": "StateReader",
+    "state_store.store": "StateStore",
     "tools.convert": "convert",
     "tools.embed": "embed",
     "tools.eval": "evaluate",

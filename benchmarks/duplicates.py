@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.inspection.duplicates.finding import Thumbnails
-from thermopile.tools.inspection.duplicates.picture_agreement import MIN_CORRELATION, Agreement, agreement
+from thermopile.tools.inspection.duplicates.same_pictures import MIN_CORRELATION, Agreement, Thumbnails
 from thermopile.tools.inspection.duplicates.similar_pairs import SimilarPairs, similar_pairs
 from thermopile.tools.inspection.features.features_file import NAME, FeaturesFile, FeaturesOf, write_features
 from thermopile.tools.inspection.features.neighbours import find_neighbours
@@ -83,9 +82,7 @@ def compared(dataset: Dataset, features: FeaturesFile, scratch: Path) -> tuple[S
     parts = [pairs for _, pairs in similar_pairs(features, np.zeros(dataset.n, np.bool_), scratch)]
     pairs = SimilarPairs.joined(parts)
     with Thumbnails(dataset) as thumbnails:
-        places = np.array_split(np.arange(len(pairs.first)), 1 + len(pairs.first) // 256)
-        agreed = [agreement(*thumbnails.of(pairs.of(some))) for some in places]
-    return pairs, Agreement(*map(np.concatenate, zip(*agreed, strict=True)))
+        return pairs, thumbnails.compared(pairs)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.tools.embed import NUMPY_TYPES, write_features
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders
-from thermopile.trainer.evaluation.features import streamed_features
+from thermopile.trainer.evaluation.features import some_features
 from thermopile.trainer.run.build import device_named
 
 from .harness import Figure, Measured, Part, memory_in_use, script, take_turns, timed
@@ -92,7 +92,7 @@ def embed(sizes: Sizes, dataset: Dataset, encoders: Encoders, out: Path) -> list
             used.append(memory_in_use())
             yield features
 
-    with closing(streamed_features(encoders, dataset, tokenizer, *view, rows=sizes.batch)) as made:
+    with closing(some_features(encoders, dataset, None, *view, tokenizer=tokenizer, rows=sizes.batch)) as made:
         write_features(out, dataset, noted(made), sizes.batch, NUMPY_TYPES["half"], {})
     return used
 

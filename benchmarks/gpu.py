@@ -25,6 +25,7 @@ from .on_gpu.findings import Findings
 from .on_gpu.page import write_page
 from .on_gpu.parts import PARTS
 from .on_gpu.running import Runner
+from .pieces import join
 
 MINUTES = 9.0
 """Ten minutes are what rented machines often give a command."""
@@ -57,6 +58,7 @@ def main() -> int:
 
 def _add_wheels(wheels: Path, to: Path) -> None:
     """Unpack wheels where this process and those of the parts find them. Exits with a line if it cannot."""
+    join(wheels)
     files = [*map(str, wheels.glob("*.whl"))]
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", str(to)]
     if not files or subprocess.run([*command, *files]).returncode:
@@ -75,6 +77,7 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
         print(f"Nothing was measured. {why}", file=sys.stderr)
         return 1
     script = [sys.executable, "-m", "benchmarks.gpu", "--device", asked.device, *(["--small"] if asked.small else [])]
+    script += ["--found", str(asked.found)] if asked.found else []
     runner = Runner([*script, "--folder", str(folder)], folder, 60 * asked.minutes)
     earlier = Earlier(asked.found, machine, asked.device, asked.small) if asked.found else None
     for part in (part for part in PARTS if asked.part is None or part.name in asked.part):
@@ -97,7 +100,7 @@ def _measure(asked: argparse.Namespace, folder: Path) -> int:
 def _work(asked: argparse.Namespace) -> None:
     (part,) = (part for part in PARTS if part.name == asked.worker)
     module, function = part.function.split(":")
-    found = Findings(part.name, Path(asked.folder), asked.device, asked.small)
+    found = Findings(part.name, Path(asked.folder), asked.device, asked.small, asked.found)
     getattr(importlib.import_module(f".on_gpu.{module}", __package__), function)(found, *part.arguments)
     found.save()
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import click
 
-from thermopile.tools.bench.machine import describe_machine, proc_bytes, words_of
+from thermopile.tools.bench.machine import describe_machine, words_of
 from thermopile.tools.progress import progress_bar
 
 from .markdown import table
@@ -184,6 +184,12 @@ def counted(title: str, total: int) -> Iterator[int]:
         for done in range(total):
             yield done
             bar.update(done + 1)
+
+
+def proc_bytes(file: str, key: str) -> int:
+    """Return the value of `key` in /proc/`file`, which counts in kB; the first of that key."""
+    lines = (line.partition(":") for line in Path("/proc", file).read_text().splitlines())
+    return next(int(value.removesuffix("kB")) * 1024 for name, _, value in lines if name == key)
 
 
 def memory_in_use() -> int:

@@ -111,7 +111,7 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     from torch import from_numpy
 
     from thermopile.pipeline.sources.shards import shard_count
-    from thermopile.state_store import StateStore
+    from thermopile.state_store.store import StateStore
     from thermopile.trainer.config import load_config
     from thermopile.trainer.run.build import create_order, objective_of, resolve
     from thermopile.trainer.run_directory import RunDirectory
@@ -123,7 +123,7 @@ def make_run(rows: int, directory: Path) -> tuple[int, int]:
     tree = {"batch_size": min(1024, dataset.n), "data": {"path": str(dataset.path)}, "objective": {"name": "isogclr"}}
     config = resolve(load_config(tree), dataset)[0]
     objective, run = objective_of(config), RunDirectory(directory / "run")
-    run.create(config)
+    run.create(config, lambda: None)
     start, target, pieces = np.log(objective.fields["image/tau"]), _target(dataset), range(0, dataset.n, 1 << 20)
     with StateStore.create(
         run.state, dataset.n, objective.fields, dataset_fingerprint=dataset.index.fingerprint,

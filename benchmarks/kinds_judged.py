@@ -33,8 +33,9 @@ from scipy.special import logsumexp
 from scipy.stats import spearmanr
 
 from thermopile.pipeline.opening import Dataset
-from thermopile.state_store import list_snapshots
+from thermopile.state_store.durable import list_snapshots
 from thermopile.storage.local import LocalPath
+from thermopile.tools.inspection import silent
 from thermopile.tools.inspection.feature_findings.by_features import NEAR_OF, by_features
 from thermopile.tools.inspection.feature_findings.properties import OF_FEATURES, properties
 from thermopile.tools.inspection.features.features_file import FeaturesFile
@@ -158,7 +159,8 @@ def beside_all(folder: Path, run: Run) -> list[tuple[str, ...]]:
     every = features.rows(np.arange(len(features))).astype(np.float64)
     places = np.sort(np.random.default_rng(1).permutation(len(features))[:EXACT])
     rho, low = inspection.config.objective.settings["rho"], inspection.config.objective.settings["tau_min"]
-    found, exact = solved_temperatures(inspection, features, rho, places).sides, dict[str, list[NDArray[np.float64]]]()
+    found = solved_temperatures(inspection, features, rho, places, silent).sides
+    exact = dict[str, list[NDArray[np.float64]]]()
     for side, anchors, others in compared_views(features):
         of_draw = np.empty(len(places))
         for row, place in enumerate(places):

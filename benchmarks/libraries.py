@@ -184,8 +184,8 @@ def compared(format: str, model: Mapping[str, Any], objective: str, data: Data, 
     exported = place.parent.parent / "exports" / place.name
     export_encoders(run, exported, format.partition(" ")[0])  # type: ignore[arg-type]
     config, checkpoint = run.config(), find_checkpoint(run, LATEST)
-    info, training = load_checkpoint(checkpoint)
-    encoders = restore_encoders(config, checkpoint, training, tokenizer_of(run, info, config.data.places)[1])
+    _, training = load_checkpoint(checkpoint)
+    encoders = restore_encoders(config, checkpoint, training, tokenizer_of(run)[1])
     tokens = torch.from_numpy(data.dataset.shard(0).tokens(np.arange(data.dataset.n)))
     prompts = [TEMPLATE.format(each.replace("_", " ")) for each in sorted({*data.classes})]
     with torch.inference_mode():

@@ -1,12 +1,14 @@
 """Draw the first misfits of a run on public-domain drawings with their titles: docs/misfits.png.
 
 The drawings are those of benchmarks.openclipart with the captions that their authors gave them; nothing is altered. The
-run is a first one, with the preset `small` as it is. FOLDER keeps the drawings, the dataset and the run.
+run is a first one, with the preset `small` as it is. FOLDER keeps the drawings, the dataset and the run. With --icons,
+they are the 38,000 icons of benchmarks.kinds with their names, and the run has its settings.
 
 \b
 Examples:
   python -m benchmarks.misfit_sheet FOLDER
   python -m benchmarks.misfit_sheet FOLDER --first 100 --planted 0.07 --out docs/first_misfits.png
+  PYTHONPATH=build/resvg python -m benchmarks.misfit_sheet FOLDER --icons --first 100 --planted 0.01 --out icons.png
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from thermopile.trainer.run_directory import RunDirectory
 
 from . import openclipart
 from .glyph_runs import thermopile, trained
+from .kinds import BATCH, DATA, planted_data
+from .kinds import Run as KindsRun
 
 INCHES = 1.45
 LETTERS, LINES = 22, 3
@@ -37,15 +41,21 @@ LETTERS, LINES = 22, 3
 @click.option("--out", default="docs/misfits.png", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--first", default=24, show_default=True, help="Misfits on the sheet.")
 @click.option("--planted", default=0.0, help="Setting data.planted; tells how many wrong captions are expected.")
-def main(folder: Path, out: Path, first: int, planted: float) -> None:
-    folder = folder.absolute()
-    openclipart.make(folder / "openclipart")
-    data = folder / "data"
-    thermopile("convert", "csv", folder / "openclipart" / "pairs.csv", data, "--group", "folder", "--resume")
-    name, settings = ("planted", {"data.planted": planted}) if planted else ("run", {})
+@click.option("--icons", "with_icons", is_flag=True, help="Of icons instead of drawings.")
+def main(folder: Path, out: Path, first: int, planted: float, with_icons: bool) -> None:
+    folder, settings = folder.absolute(), dict[str, object]()
+    if with_icons:
+        data, of = planted_data(folder, KindsRun("icons-40000", "plain", 0)), DATA["icons-40000"]
+        settings = {"epochs": of.epochs, "batch_size": BATCH, **of.settings}
+    else:
+        openclipart.make(folder / "openclipart")
+        data = folder / "data"
+        thermopile("convert", "csv", folder / "openclipart" / "pairs.csv", data, "--group", "folder", "--resume")
+    name = ("icons-" if with_icons else "") + ("planted" if planted else "run")
+    settings |= {"data.planted": planted} if planted else {}
     inspection = read_run(RunDirectory(trained(data, folder / name, settings, preset="small")))
-    ids, expected = misfits(inspection, lambda task, done, total: None)
-    click.echo("\n".join(misfit_sentences(inspection, expected)))
+    ids, expected, at_tau_min = misfits(inspection, lambda task, done, total: None)
+    click.echo("\n".join(misfit_sentences(inspection, expected, at_tau_min)))
     columns, shown, dataset = 8 if first <= 24 else 10, ids[:first].tolist(), Dataset(data)
     rows = -(-first // columns)
     figure = Figure((columns * INCHES, rows * INCHES * 1.35), layout="constrained")

@@ -27,15 +27,15 @@ from scipy.stats import rankdata
 
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.state_store import list_snapshots
-from thermopile.state_store.durable import Repository
+from thermopile.state_store.durable import Repository, list_snapshots
 from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
+from thermopile.tools.inspection import silent
 from thermopile.tools.inspection.features.confirmation import Confirmation, confirm
 from thermopile.tools.inspection.features.run_features import Asked, features_of
 from thermopile.tools.inspection.opening import Inspection, read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES, MISFIT, STUCK, KindRules
-from thermopile.tools.inspection.temperatures.misfits import MAX_SNAPSHOTS, WholeRun, wrong_captions
+from thermopile.tools.inspection.temperatures.misfits import MAX_SNAPSHOTS, WholeRun, is_known, wrong_captions
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.config import CheckpointConfig
 from thermopile.trainer.run.checkpoint_writer import KEEP_EARLY
@@ -140,6 +140,7 @@ def said_of_wrong(found: dict[str, dict[str, Any]]) -> str:
     for name in names:
         lines = [line[name] for line in found.values() if name in line]
         lists = [(int(first), *of) for line in lines for first, of in line["lists"].items() if int(first) <= 2_000]
+        lists = [of for of in lists if is_known(of[0], *of[3:])]  # earlier lines have all
         errors = [(value - true) / first for first, true, value, _, _ in lists]
         inside = [low <= true <= high for _, true, _, low, high in lists]
         shares = [low <= true <= high for true, _, low, high in (line["share"] for line in lines)]
@@ -171,7 +172,7 @@ def _lists(inspection: Inspection, seed: int) -> dict[str, Ids]:
     n = _dataset(inspection).n
     found = survey(inspection, (), suspects=n, over_run=True)
     assert found is not None
-    confirmation = confirm(inspection, found)
+    confirmation = confirm(inspection, found, silent, Asked())
     assert confirmation is not None, inspection.notes
     cosine, margin = _cosines(inspection)
     return {

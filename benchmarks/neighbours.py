@@ -4,7 +4,8 @@ A sample's state could hold a sketch of its last features for nothing, and the o
 same batch. Tried here with an order from outside and a loop of its own: from the third epoch on, the samples of each of
 16 canonical shards are halved by random directions of the features of their last visits, pictures' and captions'
 together, down to leaves of 16; a batch of 256 is one leaf of each shard. Encoders, data, steps and the rest are those
-of the other order. `sketch` does it with a random projection of the features to 32 numbers.
+of the other order. `sketch` does it with a random projection of the features to 32 numbers; `one tree` with all samples
+in one shard, as no order of ours could.
 
 The icons are grey, of 32 pixels, of the first 90 sets by name; 2,000 are tested. Runs are kept in the lines beside this
 module; a later call makes what is missing. FOLDER/icons.parquet is that of benchmarks.icons.
@@ -47,7 +48,7 @@ BATCH, SHARDS, EPOCHS, DIM, SKETCH = 256, 16, 8, 64, 32
 LEAF = BATCH // SHARDS
 FIRST = 2
 """Epoch, from 0, of the first batches of near samples: all features are known then, and are no longer random."""
-ORDERS = ("uniform", "neighbours", "sketch")
+ORDERS = ("uniform", "neighbours", "sketch", "one tree")
 OBJECTIVES: dict[str, dict[str, Any]] = {
     "clip": {}, "sogclr": {"tau": 0.05}, "isogclr": {"tau_init": 0.05, "rho": 1.0},
 }  # fmt: skip
@@ -124,7 +125,7 @@ def trained(data: Icons, objective: str, order: str, seed: int) -> dict[str, flo
     torch.manual_seed(seed)
     random, n = np.random.default_rng(seed), len(data.words) - TESTED
     steps = n // BATCH
-    shards = random.permutation(n)[: n // SHARDS * SHARDS].reshape(SHARDS, -1) + TESTED
+    shards = random.permutation(n)[: n // SHARDS * SHARDS].reshape(1 if order == "one tree" else SHARDS, -1) + TESTED
     pair, loss_of = Pair(int(data.words.max()) + 1), create_objective(objective, **OBJECTIVES[objective])
     optimizer = torch.optim.AdamW([*pair.parameters(), *loss_of.parameters()], lr=1e-3, weight_decay=1e-4)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps * EPOCHS, pct_start=0.1)
@@ -151,7 +152,7 @@ def trained(data: Icons, objective: str, order: str, seed: int) -> dict[str, flo
 
 
 def batches_of(shards: Ids, features: NDArray[np.float32] | None, random: np.random.Generator) -> Ids:
-    """Return the batches of an epoch, [steps, BATCH]: of every shard a leaf, or as many drawn samples."""
+    """Return the batches of an epoch, [steps, BATCH]: of every shard as many leaves, or as many drawn samples."""
     leaves = []
     for shard in shards:
         own = random.permutation(shard)
@@ -159,7 +160,8 @@ def batches_of(shards: Ids, features: NDArray[np.float32] | None, random: np.ran
             own = np.concatenate(halved(own, features, random))
         own = own[: len(own) // LEAF * LEAF].reshape(-1, LEAF)
         leaves.append(own[random.permutation(len(own))])
-    return np.concatenate(leaves, axis=1)
+    ids = np.concatenate(leaves, axis=1).ravel()
+    return ids[: len(ids) // BATCH * BATCH].reshape(-1, BATCH)
 
 
 def halved(ids: Ids, features: NDArray[np.float32], random: np.random.Generator) -> list[Ids]:

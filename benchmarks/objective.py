@@ -17,6 +17,7 @@ import math
 import time as clock
 from collections.abc import Callable, Mapping
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,11 +27,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from thermopile.tools.bench.machine import proc_bytes
 from thermopile.trainer.objectives import Progress, create_objective
+from thermopile.trainer.objectives.pairs import set_until
 from thermopile.trainer.objectives.reference import isogclr_step
 
-from .harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, script, timed
+from .harness import Figure, Measured, Part, counted, isolated, memory_in_use, peak_memory, proc_bytes, script, timed
 
 OURS, PRODUCTS, AUTOGRAD = "ours", "products", "autograd"
 WORDS = {PRODUCTS: "three bare products", AUTOGRAD: "plain autograd"}
@@ -49,6 +50,8 @@ class Sizes:
     device: str = "cpu"
     budget: int = 0
     """Bytes for similarities; 0: what suits the device."""
+    precision: str = "float32"
+    """The precision of products on a GPU."""
     seconds: float = 60.0
     """For each batch size."""
 
@@ -100,9 +103,9 @@ def memory(sizes: Sizes, directory: Path) -> Measured:
 
 
 def _measured(what: str, sizes: Sizes, figures: list[Figure]) -> Measured:
-    threads = torch.get_num_threads()
+    of = f"{sizes.name}, {sizes.mode}, d = {sizes.dim}, {sizes.precision}"
     return Measured(
-        f"{what} of {sizes.name}, {sizes.mode}, d = {sizes.dim}, float32, on {sizes.device}, {threads} threads",
+        f"{what} of {of}, on {sizes.device}, {torch.get_num_threads()} threads",
         "as named; the ratio is how many times less ours takes, the median of the rounds", figures,
         notes=["What the free memory has no room for is left out."],
     )  # fmt: skip
@@ -129,8 +132,9 @@ def contender(name: str, sizes: Sizes, batch: int) -> Callable[[], None]:
         normalize(torch.randn(batch, sizes.dim, generator=random)).to(sizes.device).requires_grad_() for _ in range(2)
     )
     if name == PRODUCTS:
-        return partial(_three_products, first, second, sizes.mode)
-    objective = create_objective(sizes.name, sizes.mode, similarity_budget=sizes.budget).to(sizes.device)
+        return partial(_three_products, first, second, sizes)
+    objective = create_objective(sizes.name, sizes.mode, similarity_budget=sizes.budget, precision=sizes.precision)
+    objective.to(sizes.device)
     state = _seen(objective.fields, batch, sizes.device)
     ids = torch.arange(batch, device=sizes.device)
 
@@ -147,10 +151,12 @@ def contender(name: str, sizes: Sizes, batch: int) -> Callable[[], None]:
     return step
 
 
-def _three_products(first: Tensor, second: Tensor, mode: str) -> None:
+def _three_products(first: Tensor, second: Tensor, sizes: Sizes) -> None:
     """S and its product with either side, each into a fresh matrix: the least that forward and backward take."""
-    with torch.no_grad():
-        if mode == "unimodal":
+    with torch.no_grad(), ExitStack() as end:
+        if sizes.precision == "tf32":
+            set_until(end, torch.backends.cuda.matmul, "fp32_precision", "tf32")
+        if sizes.mode == "unimodal":
             first = second = torch.cat([first, second])
         similarities = first @ second.T
         similarities @ second

@@ -22,9 +22,8 @@ from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.pipeline.sources.shards import listings
 from thermopile.storage.local import LocalPath
-from thermopile.tools.bench.machine import proc_bytes
 
-from .harness import Figure, Measured, Part, script
+from .harness import Figure, Measured, Part, proc_bytes, script
 
 WORDS = "a an the red blue old small large photo picture of with and on in front dog cat house tree street person"
 AT_ONCE = 100_000

@@ -25,7 +25,7 @@ from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.order.order import Order
 from thermopile.pipeline.remote.samples import REQUEST_BYTES
 from thermopile.pipeline.sources.shards import MAX_SHARD_ROWS
-from thermopile.state_store import StateStore
+from thermopile.state_store.store import StateStore
 from thermopile.storage.bucket import Address
 from thermopile.trainer.config import DataConfig
 from thermopile.trainer.run.build import windows_from

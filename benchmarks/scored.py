@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from thermopile.pipeline.dataset.samples_table import CAPTION
 from thermopile.pipeline.opening import Dataset
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.local import LocalPath
 from thermopile.tools.inspection.temperatures.misfits import wrong_captions
 from thermopile.trainer.config import RANDOM

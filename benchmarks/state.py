@@ -25,8 +25,8 @@ import zarr
 from torch import Tensor
 
 from thermopile.pipeline.order.order import Order, Window
-from thermopile.state_store import StateStore
 from thermopile.state_store.schema import Schema
+from thermopile.state_store.store import StateStore
 
 from .harness import Figure, Measured, Part, counted, peak_memory, script, take_turns, timed
 

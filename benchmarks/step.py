@@ -21,7 +21,7 @@ import torch
 
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.loading import Loader
-from thermopile.tools.bench.step import SYNTHETIC, open_trainer, synthetic_dataset
+from thermopile.tools.bench.step import open_trainer, synthetic_dataset
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.config.layers import merge, read_preset
 from thermopile.trainer.loop import Trainer
@@ -72,7 +72,8 @@ def measure(sizes: Sizes, directory: Path) -> Measured:
     dataset = synthetic_dataset(directory / "dataset", sizes.samples)
     settings = read_preset("glyphs")
     merge(settings, {
-        **SYNTHETIC, "device": sizes.device, "batch_size": sizes.batch, "model": {"image": {"name": sizes.image}},
+        "data": {"loader": "synthetic"}, "device": sizes.device, "batch_size": sizes.batch,
+        "model": {"image": {"name": sizes.image}},
         "checkpoint": {"every_steps": sizes.every_steps, "every_minutes": 0, "keep_every": 0},
     })  # fmt: skip
     with open_trainer(dataset, settings, sizes.steps, directory) as trainer:

@@ -5,12 +5,15 @@ the demo's are left alone. Datasets and runs stay in FOLDER, so a later call mak
 
 With --rho, rho is searched instead; what each of its runs reads and scores stays in benchmarks/temperatures.jsonl.
 It is searched by scores and by how temperatures read, on these glyphs, as pairs and as pictures alone, and on the data
-of benchmarks.kinds in KINDS (its folder) that are not all icons; five seeds, of icons two.
+of benchmarks.kinds in KINDS (its folder) that are not all icons; five seeds, of Fashion-MNIST three, of icons two.
+`glyphs-eta` is eta searched at the rho that was found: `moves` is by how much the update rule would still move the
+median of temperatures.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
@@ -19,9 +22,11 @@ from typing import Any, NamedTuple
 import click
 
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.local import LocalPath
 from thermopile.tools.bench.machine import describe_machine, words_of
+from thermopile.tools.inspection.feature_findings.by_features import by_features
+from thermopile.tools.inspection.features.run_features import Asked
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.trainer.run_directory import RunDirectory
@@ -101,14 +106,15 @@ def _scores(run: RunDirectory) -> dict[str, float]:
 
 
 class Searched(NamedTuple):
-    """Data on which rho is searched."""
+    """Data on which rho is searched, or another setting."""
 
     seeds: int
-    rhos: tuple[float, ...]
+    values: tuple[float, ...]
     settings: dict[str, object]
     preset: str = "small"
     kind: str | None = None
     """Name of the data of benchmarks.kinds; None: glyphs."""
+    setting: str = "objective.rho"
 
 
 OF_PAIRS, OF_PICTURES = (0.5, 1.0, 2.0, 4.0), (0.1, 0.3, 1.0, 2.0)
@@ -116,10 +122,11 @@ PICTURES: dict[str, object] = {"objective.mode": "unimodal", "objective.tau_min"
 SMALL_SIDE = {"data.image_size": 32, "batch_size": 256}
 SEARCHED = {
     "glyphs": Searched(5, OF_PAIRS, {"epochs": EPOCHS}, "glyphs"),
+    "glyphs-eta": Searched(3, (0.0025, 0.005, 0.01, 0.02), {"epochs": EPOCHS}, "glyphs", setting="objective.eta"),
     "glyph-pictures": Searched(5, OF_PICTURES, {"epochs": EPOCHS, **PICTURES}, "glyphs"),
     "openclipart": Searched(5, OF_PAIRS, {"epochs": 20, "batch_size": 256}, kind="openclipart"),
     "icons-40000": Searched(2, OF_PAIRS, {"epochs": 8, **SMALL_SIDE}, kind="icons-40000"),
-    "fashion": Searched(5, OF_PICTURES, {"epochs": 8, **SMALL_SIDE, **PICTURES}, kind="fashion"),
+    "fashion": Searched(3, OF_PICTURES, {"epochs": 8, **SMALL_SIDE, **PICTURES}, kind="fashion"),
 }
 """tau_min and tau_init of pictures are those with which the paper's rho binds within these epochs."""
 SHOWN = {
@@ -141,28 +148,34 @@ def searched(folder: Path, kinds: Path, names: tuple[str, ...]) -> str:
         else:
             data = planted_data(kinds, KindsRun(of.kind, "plain", 0))
             test = data.with_name(f"{data.name}-test")
-        for rho in of.rhos:
+        for value in of.values:
             of_seeds = []
             for seed in range(of.seeds):
-                run = f"{name}-{rho:g}-{seed}"
+                run = f"{name}-{value:g}-{seed}"
                 if run not in read:
-                    settings = {**of.settings, "objective.rho": rho, "seed": seed, "checkpoint.every_steps": 0}
+                    settings = {**of.settings, of.setting: value, "seed": seed, "checkpoint.every_steps": 0}
                     read[run] = _read(trained(data, folder / f"rho-{run}", settings, preset=of.preset), test)
                     with LINES.open("a", encoding="utf-8") as file:
                         file.write(json.dumps({"run": run, "commit": commit(), **read[run]}) + "\n")
                 of_seeds.append(read[run])
-            rows.append((name, f"{rho:g}", str(of.seeds), *(_with_error([each.get(key) for each in of_seeds])
-                                                            for key in (*SHOWN, "Spearman", "stuck"))))  # fmt: skip
-    return table(("data", "rho", "seeds", *SHOWN.values(), "Spearman, classes", "stuck"), rows)
+            means = (
+                _with_error([each.get(key) for each in of_seeds]) for key in (*SHOWN, "Spearman", "stuck", "moves")
+            )
+            rows.append((name, f"{value:g}", str(of.seeds), *means))
+    return table(("data", "value", "seeds", *SHOWN.values(), "Spearman, classes", "stuck", "moves"), rows)
 
 
 def _read(run: Path, test: Path) -> dict[str, float]:
-    """The scores of a run by the keys of SHOWN; the smaller correlation of class size and mean tau; the share stuck."""
+    """The scores of a run by the keys of SHOWN; the smaller correlation of class size and mean tau; the share stuck; by
+    which share the rule would still move temperatures, the side that it moves more."""
     scores = json.loads(thermopile("eval", run, "--test", test, "--json"))["scores"]
     found = {f"{name}/{k}/{band}": value for name, of_name in scores.items() for k, of_k in of_name.items()
              if isinstance(of_k, dict) for band, value in of_k.items()}  # fmt: skip
-    measured = survey(read_run(RunDirectory(LocalPath(run))))
+    inspection = read_run(RunDirectory(LocalPath(run)))
+    measured = survey(inspection)
     assert measured is not None
+    if told := by_features(inspection, measured, run / "report", Asked(), None, lambda what, done, total: None):
+        found["moves"] = max((abs(math.log(factor)) for factor in told.moves.values()), default=0.0)
     if measured.groups:
         found["Spearman"] = min(each.spearman for each in measured.groups[0].correlation.values() if each is not None)
     if measured.kinds:

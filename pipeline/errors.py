@@ -1,5 +1,8 @@
 """Data errors, grouped by what a caller would do about them."""
 
+CURE = "Convert the dataset again."
+"""What the message of a damaged dataset ends with."""
+
 
 class DatasetError(Exception):
     """A dataset directory is missing, incomplete, of unknown format, or not the expected one."""

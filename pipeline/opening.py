@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from ..storage.bucket import Address
+from ..storage.arrays import Int64s, Records
 from ..storage.bucket_errors import ObjectStoreError
-from ..storage.files import sha256_of
+from ..storage.files import RegularFile, sha256_of
 from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, Places, made_for, place_of, places_of
 from .dataset.files import DatasetFiles, TarFiles
 from .dataset.index import INDEX_FILE, SHARD_FOLDER, TOKENIZER_FILE, DatasetIndex, read_index
 from .dataset.samples_table import PLACE_IN_SHARD, SamplesTable
-from .errors import DatasetError
+from .errors import CURE, DatasetError
 
 if TYPE_CHECKING:
-    from .dataset.raw_bytes import Descriptor
     from .dataset.shard import OpenFiles, Shard
 
 LOOKED_AT = 4096
@@ -92,8 +90,7 @@ class Dataset(SamplesTable):
         there = set(self.files.names())
         for name in index.shard_files():
             if name not in there:
-                missing = f"{where / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it"
-                raise DatasetError(f"{missing}. Convert the dataset again.")
+                raise DatasetError(f"{where / SHARD_FOLDER / name} is missing, but {INDEX_FILE} lists it. {CURE}")
 
     def __fspath__(self) -> str:
         return str(self.place)
@@ -117,7 +114,6 @@ class Dataset(SamplesTable):
 
     @property
     def is_remote(self) -> bool:
-        """Whether the dataset is at an address."""
         return self.place.is_remote
 
     @cached_property
@@ -142,15 +138,12 @@ class Dataset(SamplesTable):
             path = self.files.whole(TOKENIZER_FILE)
             if self.index.tokenizer_digest not in (None, sha256_of(path)):
                 raise DatasetError(
-                    f"{path} was changed after conversion: its sha256 differs from the one in "
-                    f"{INDEX_FILE}. Convert the dataset again."
+                    f"{path} was changed after conversion: its sha256 differs from that in {INDEX_FILE}. {CURE}"
                 )
         except ObjectStoreError:
             raise  # the failure says nothing about the file
         except OSError as error:
-            raise DatasetError(
-                f"{self.place / TOKENIZER_FILE} cannot be read: {error}. Convert the dataset again."
-            ) from error
+            raise DatasetError(f"{self.place / TOKENIZER_FILE} cannot be read: {error}. {CURE}") from error
         return path
 
     @cached_property
@@ -160,11 +153,10 @@ class Dataset(SamplesTable):
         return OpenFiles(lambda number: Shard(self.files, self.index, number, self.place, self.file))
 
     @cached_property
-    def _open_tars(self) -> OpenFiles[Descriptor]:
-        from .dataset.raw_bytes import Descriptor
+    def _open_tars(self) -> OpenFiles[RegularFile]:
         from .dataset.shard import OpenFiles
 
-        return OpenFiles(lambda number: Descriptor(cast(TarFiles, self.tars).path(number), os.O_NOFOLLOW))
+        return OpenFiles(lambda number: RegularFile(cast(TarFiles, self.tars).path(number), os.O_NOFOLLOW))
 
     def shard(self, number: int) -> Shard:
         """Return a shard's pixels and tokens; it stays open as long as the caller keeps it.
@@ -175,12 +167,12 @@ class Dataset(SamplesTable):
         self.files.prepare(number)
         return self._open_shards[number]
 
-    def records(self, number: int) -> NDArray[np.void]:
+    def records(self, number: int) -> Records:
         """Return RECORD of all rows of a shard. Raises DatasetError naming a damaged row, OSError."""
         self.files.bring_records(number)
         return self.shard(number).records()
 
-    def file(self, shard: int, place: int) -> Descriptor:
+    def file(self, shard: int, place: int) -> RegularFile:
         """Return the file at one of `Located`'s places, for `pread`, open as long as the caller keeps it.
 
         Raises DatasetError, OSError.
@@ -204,19 +196,15 @@ class Dataset(SamplesTable):
 
 
 def _files_at(place: Place, index: DatasetIndex, tars: TarFiles | None, opened: Callable[[int], Shard]) -> DatasetFiles:
-    def local(folder: Path) -> DatasetFiles:
-        if tars is None or not tars.root.is_remote:
-            return DatasetFiles(folder)
-        from .remote.files import RemoteTars
+    if isinstance(place, LocalPath) and not (tars and tars.root.is_remote):
+        return DatasetFiles(place)
+    from .remote.files import RemoteFiles, RemoteTars  # imports numba
 
-        return RemoteTars(folder, index, tars, opened)
-
-    def remote(address: Address) -> DatasetFiles:
-        from .remote.files import RemoteFiles  # imports numba
-
-        return RemoteFiles(address, index, tars, opened)
-
-    return made_for(place, local, remote)
+    return made_for(
+        place,
+        lambda folder: RemoteTars(folder, index, tars, opened),
+        lambda address: RemoteFiles(address, index, tars, opened),
+    )
 
 
 def part_names(paths: Sequence[str]) -> list[str]:
@@ -248,7 +236,7 @@ class Mixture(Dataset):
     def name(self) -> str:
         return " + ".join(self.names)
 
-    def parts_of(self, sample_ids: NDArray[np.int64]) -> dict[str, pa.Array]:
+    def parts_of(self, sample_ids: Int64s) -> dict[str, pa.Array]:
         """Return PART, strings [b], and ID_IN_PART, int64 [b], of these ids."""
         first = self.first_id[self._first_shard[:-1]]
         numbers = np.searchsorted(first, sample_ids, "right") - 1
@@ -274,7 +262,7 @@ class Mixture(Dataset):
         part, number = self._at(number)
         return part.shard(number)
 
-    def file(self, shard: int, place: int) -> Descriptor:
+    def file(self, shard: int, place: int) -> RegularFile:
         part, number = self._at(shard)
         return part.file(number, place)
 
@@ -289,9 +277,7 @@ def _refuse_unlike(first: Dataset, other: Dataset) -> None:
         raise DatasetError(f"{other.place} cannot be part of a mixture, because it is at an address; copy it to a disk")
     if first.index.mode != other.index.mode:
         raise DatasetError(f"{both}: the first holds {first.index.mode}, the other {other.index.mode}")
-    sizes = [
-        each.index.tokenizer and each.index.tokenizer.model_copy(update={"truncated": 0}) for each in (first, other)
-    ]
+    sizes = [one.index.tokenizer and one.index.tokenizer.model_copy(update={"truncated": 0}) for one in (first, other)]
     if (first.index.tokenizer_digest, sizes[0]) != (other.index.tokenizer_digest, sizes[1]):
         raise DatasetError(
             f"{both}: their tokenizers or context lengths differ. Convert the other again with --tokenizer "

@@ -9,21 +9,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..storage.kernels import kernel
+from ..storage.arrays import Bools, Float64s, Int64s
 from ..storage.mixed_rows import MixedRows
 from ..storage.selection import Selection
 from .opening import Dataset, Mixture
-from .rng import uniform
-from .views.draws import view_key
+from .views.draws import draw_numbers
 
 NEAR, MAX_DRAWS = 1024, 64
 """A caption is of one of so many samples around, so that windows of a remote dataset need little more than their own; a
 sample that has drawn only equal ones so many times keeps its own."""
 _NOT_A_VIEW = np.uint64(1 << 33)
 """Replaces a view's number in the key, whose epoch is 0."""
-Ids = NDArray[np.int64]
 
 
 class Planting:
@@ -39,10 +36,10 @@ class Planting:
         self._ends, self._shares = np.cumsum([part.n for part in parts]), np.broadcast_to(shares, len(parts))
         self._selection = None if isinstance(selection, MixedRows) else selection
 
-    def of(self, ids: Ids) -> tuple[Ids, Ids]:
+    def of(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """Return the places of planted samples among `ids`, int64 [b], and whose captions they show, int64 [k] each."""
         share = self._shares[np.searchsorted(self._ends, ids, "right")]
-        places = np.flatnonzero(_numbers(self._seed, ids, 0) < share)
+        places = np.flatnonzero(self._numbers(ids, 0) < share)
         donors, left, draw = np.full(len(places), -1), np.arange(len(places)), 0
         first_id = self._dataset.first_id
         while len(left) and (draw := draw + 1) <= MAX_DRAWS:
@@ -50,7 +47,7 @@ class Planting:
             shards, _ = self._dataset.locate(own)
             low = np.clip(own - NEAR // 2, first_id[shards], np.maximum(first_id[shards], first_id[shards + 1] - NEAR))
             count = np.minimum(first_id[shards + 1] - low, NEAR)
-            others = low + (_numbers(self._seed, own, draw) * count).astype(np.int64)
+            others = low + (self._numbers(own, draw) * count).astype(np.int64)
             fits = self._gives(others)
             with self._dataset.files.hold(np.concatenate([own, others])):
                 for number in np.unique(shards).tolist():
@@ -61,7 +58,7 @@ class Planting:
             left = left[~fits]
         return places[donors >= 0], donors[donors >= 0]
 
-    def all(self) -> tuple[Ids, Ids]:
+    def all(self) -> tuple[Int64s, Int64s]:
         """Return the ids of all planted samples that the run trains on, ascending, and whose captions they show."""
         found = []
         for shard in pairwise(self._dataset.first_id.tolist()):
@@ -71,15 +68,10 @@ class Planting:
         ids, donors = np.concatenate(found, axis=1)
         return ids, donors
 
-    def _gives(self, ids: Ids) -> NDArray[np.bool_]:
+    def _gives(self, ids: Int64s) -> Bools:
         """Return which samples the run trains on, bool [k]."""
         return self._selection.are_trained(ids) if self._selection else np.ones(len(ids), np.bool_)
 
-
-@kernel()
-def _numbers(seed: np.uint64, ids: NDArray[np.int64], draw: int) -> NDArray[np.float64]:
-    """Return the `draw`-th random number of each sample, float64 [b] in [0, 1)."""
-    found = np.empty(len(ids))
-    for i in range(len(ids)):
-        found[i] = uniform(view_key(seed, np.uint64(0), np.uint64(ids[i]), _NOT_A_VIEW), np.uint64(draw))
-    return found
+    def _numbers(self, ids: Int64s, draw: int) -> Float64s:
+        """Return the `draw`-th random number of each sample, float64 [b] in [0, 1)."""
+        return draw_numbers(self._seed, np.uint64(0), ids, _NOT_A_VIEW, draw)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..storage.arrays import Bools, Uint32s
 from ..storage.mixed_rows import MixedRows
 from ..storage.selection import SelectionError
 from .errors import DamagedChunkError
@@ -56,7 +57,7 @@ class ColumnReport:
         else:
             self.problems_not_listed += 1
 
-    def count(self, values: NDArray[Any], visits: NDArray[np.uint32] | None) -> None:
+    def count(self, values: NDArray[Any], visits: Uint32s | None) -> None:
         self.rows += len(values)
         self.unseen += 0 if visits is None else int((visits == 0).sum())
         if len(finite := values[np.isfinite(values)]):
@@ -80,14 +81,11 @@ class SnapshotReport:
         return not self.other_problems and all(column.sound for column in self.columns)
 
 
-def check_snapshot(
-    reader: StateReader, tau_bounds: Mapping[str, float], on_progress: Callable[[int], None]
-) -> SnapshotReport:
+def check_snapshot(reader: StateReader, bounds: dict[str, float], on_progress: Callable[[int], None]) -> SnapshotReport:
     """Read a whole snapshot, one block in memory at a time, and report on every column.
 
-    tau_bounds: the run's `tau_min` and `tau_max`, if known. Calls on_progress with the number of rows checked so far.
-    Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if the run deletes the
-    snapshot meanwhile.
+    bounds: the run's `tau_min` and `tau_max`, if known. Calls on_progress with the number of rows checked so far.
+    Columns with a wrong shape, dtype or chunking are not read. Raises SnapshotNotFoundError if it is deleted meanwhile.
     """
     reader, selection = reader.of_rows(), reader.selection
     made_for, written_for = reader.dataset_fingerprint, reader.snapshot.dataset_fingerprint
@@ -103,7 +101,7 @@ def check_snapshot(
             if (values := block[column.name]) is None:
                 continue
             column.count(values[used], None if visits is None else visits[used])
-            for what, at_fault in _faults(reader, column.name, values, visits, tau_bounds):
+            for what, at_fault in _faults(reader, column.name, values, visits, bounds):
                 if len(places := np.flatnonzero(at_fault)):
                     named = places[:MAX_IDS] + start
                     ids = tuple((named if selection is None else selection.ids_at(named)).tolist())
@@ -145,12 +143,8 @@ def _read(reader: StateReader, column: ColumnReport, start: int, stop: int) -> N
 
 
 def _faults(
-    reader: StateReader,
-    name: str,
-    values: NDArray[Any],
-    visits: NDArray[np.uint32] | None,
-    tau_bounds: Mapping[str, float],
-) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    reader: StateReader, name: str, values: NDArray[Any], visits: Uint32s | None, bounds: Mapping[str, float]
+) -> Iterator[tuple[str, Bools]]:
     """Yield each kind of fault in a block and the faulty rows, bool [rows]."""
     if name == LAST_STEP:
         yield f"later than the snapshot's step {reader.snapshot.step:,}", values > reader.snapshot.step
@@ -169,8 +163,8 @@ def _faults(
         if not math.isfinite(initial):
             yield f"visited, but still {initial:g}", (visits > 0) & fresh
     # Compare in float32, as the objective clamps: the float32 nearest to a bound may lie beyond it.
-    bounds = tau_bounds if name.split("/")[-1] == "tau" else {}
-    if (lowest := bounds.get("tau_min")) is not None:
+    of_tau = bounds if name.split("/")[-1] == "tau" else {}
+    if (lowest := of_tau.get("tau_min")) is not None:
         yield f"below tau_min {lowest:g}", finite & ~fresh & (values < np.float32(lowest))
-    if (highest := bounds.get("tau_max")) is not None:
+    if (highest := of_tau.get("tau_max")) is not None:
         yield f"above tau_max {highest:g}", finite & ~fresh & (values > np.float32(highest))

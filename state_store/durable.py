@@ -1,14 +1,13 @@
 """The durable tier: an icechunk repository with one zarr array per column, and an index file that is its history."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from typing import Self
 
 import icechunk
 import zarr
@@ -17,8 +16,8 @@ from ..storage.bucket import Address
 from ..storage.bucket_errors import without_credentials
 from ..storage.place import Place, place_of
 from . import errors, history, icechunk_files
-from .commit import ColumnPart, fork, merge, write_initial_values, write_parts
-from .history import History, Snapshot, UnreadableSnapshot, early_steps
+from .commit import About, ColumnPart, fork, merge, write_initial_values, write_parts
+from .history import History, Snapshot, UnreadableSnapshot, retained_steps
 from .ranks import Ranks, agreement
 from .schema import Description
 
@@ -58,7 +57,7 @@ class Repository:
     @classmethod
     def create(
         cls, path: Place, description: Description, writer: str | None = None, carried: Iterable[ColumnPart] = ()
-    ) -> Repository:
+    ) -> Self:
         """Create a repository whose first snapshot, `step-0`, has every sample at its initial values.
 
         carried: initial rows taken from another run's state.
@@ -133,9 +132,8 @@ class Repository:
         file, SnapshotError if icechunk cannot open it although its files are intact.
         """
         if not isinstance(entry := self._read(snapshot), Snapshot):
-            raise errors.SnapshotNotFoundError(
-                f"{self.path}: {entry or f'{snapshot.tag} was deleted; read a later one'}"
-            )
+            why = entry or f"{snapshot.tag} was deleted; read a later one"
+            raise errors.SnapshotNotFoundError(f"{self.path}: {why}")
         icechunk_files.refuse_pipes(self.path)
         with _refusing(f"{self.path}: {snapshot.tag} could not be opened"):
             session = icechunk_files.open_repository(self.path).readonly_session(snapshot_id=snapshot.id)
@@ -176,38 +174,30 @@ class Repository:
         """
         with _refusing(f"{self.path}: the damaged snapshots could not be dropped from the history"):
             loaded = self._load()
-            present, damaged = icechunk_files.present_files(self.path), dict[str, errors.DamagedFileError]()
-            for snapshot in loaded.snapshots:
-                try:
-                    icechunk_files.needed_files(self.path, [snapshot.files], present)
-                except errors.DamagedFileError as found:
-                    damaged[snapshot.tag] = found
+            present = icechunk_files.present_files(self.path)
+            found = {snapshot.tag: self._damage_of(snapshot, present) for snapshot in loaded.snapshots}
+            damaged = {tag: error for tag, error in found.items() if error}
             if not damaged or loaded.snapshots[-1].tag in damaged:
                 return
             self._replace(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.tag not in damaged])
+        dropped = (
+            "%s: snapshot %s is damaged (%s). The run continues without it: it was dropped from the history; its files "
+            "will be deleted with the next old snapshots"
+        )
         for tag, error in damaged.items():
-            _log.warning(
-                "%s: snapshot %s is damaged (%s). The run continues without it: it was dropped from the history; its "
-                "files will be deleted with the next old snapshots",
-                self.path,
-                tag,
-                error,
-            )
+            _log.warning(dropped, self.path, tag, error)
 
     def retain(self, keep_last: int, keep_every: int = 0, keep_early: int = 0) -> None:
         """Keep the newest `keep_last` snapshots, multiples of `keep_every`, early ones, and step-0.
 
         keep_last: at least 1. keep_every: in steps; 0 disables. keep_early: as in `early_steps`. Also deletes leftovers
-        of crashes and failed commits. Readers of a kept snapshot are not disturbed. Before deleting anything, verifies
-        all files of the kept snapshots except chunks. Snapshots that a commit found damaged are neither touched nor
-        counted. Raises SnapshotError.
+        of crashes and failed commits. Readers of a kept snapshot are not disturbed. Before deleting, verifies all
+        kept files except chunks. Snapshots that a commit found damaged stay, uncounted. Raises SnapshotError.
         """
         with _refusing(f"{self.path}: not all old snapshots were deleted"):
             loaded = self._load()
             intact = [snapshot.step for snapshot in loaded.snapshots if snapshot.step not in self._damaged]
-            kept = {0, *intact[-keep_last:], *self._damaged}
-            kept |= {snapshot.step for snapshot in loaded.snapshots if keep_every and snapshot.step % keep_every == 0}
-            kept |= early_steps(intact, keep_early)
+            kept = {0, *self._damaged} | retained_steps(intact, keep_last, keep_every, keep_early)
             self._free_all_but(loaded, [snapshot for snapshot in loaded.snapshots if snapshot.step in kept])
 
     def _free_all_but(self, loaded: History, kept: Sequence[Snapshot]) -> None:
@@ -227,15 +217,7 @@ class Repository:
         history.replace(self.path, replace(loaded, snapshots=tuple(snapshots)))
 
     def commit(
-        self,
-        parts: Callable[[Snapshot], Iterable[ColumnPart]],
-        *,
-        base: Snapshot,
-        step: int,
-        epoch: int,
-        config_hash: str,
-        dataset_fingerprint: str,
-        ranks: Ranks,
+        self, parts: Callable[[Snapshot], Iterable[ColumnPart]], *, base: Snapshot, about: About, ranks: Ranks
     ) -> Snapshot:
         """Write a snapshot on `base`, or on the newest intact one before it, with all ranks' parts; durable on return.
 
@@ -244,12 +226,11 @@ class Repository:
         calls this with its own parts; the other arguments count on rank 0 only. If a rank fails, even while making its
         parts, all ranks raise SnapshotError and nothing is left behind.
         """
-        about = dict(step=step, epoch=epoch, config_hash=config_hash, dataset_fingerprint=dataset_fingerprint)  # noqa: C408
 
         @contextmanager
         def stage() -> Iterator[None]:
-            what = f"{self.path}: the snapshot of step {step}, which builds on {base.tag}, was not written"
-            with agreement(ranks, errors.SnapshotError), _refusing(what, Exception):
+            what = f"{self.path}: the snapshot of step {about['step']}, which builds on {base.tag}, was not written"
+            with agreement(ranks, errors.SnapshotError), _refusing(what, (Exception,)):
                 yield
 
         forked, snapshot = None, None
@@ -282,27 +263,29 @@ class Repository:
         """
         earlier = [snapshot for snapshot in self._load().snapshots if snapshot.step <= newest.step]
         present, damaged = icechunk_files.present_files(self.path), dict[int, errors.DamagedFileError]()
-        while True:
-            base = earlier.pop()
-            try:
-                icechunk_files.needed_files(self.path, [base.files], present)
+        for base in reversed(earlier):
+            if (error := self._damage_of(base, present)) is None:
                 break
-            except errors.DamagedFileError as error:
-                damaged[base.step] = error
-                if not earlier:
-                    raise damaged[newest.step] from None
+            damaged[base.step] = error
+        else:
+            raise damaged[newest.step]
+        skipped = (
+            "%s: snapshot step-%d is damaged (%s). The next one builds on %s and holds all changes since then. The "
+            "damaged one is left until the run is resumed, which drops it; check the disk"
+        )
         for step in damaged.keys() - self._damaged:
-            _log.warning(
-                "%s: snapshot step-%d is damaged (%s). The next one builds on %s and holds all changes since then. The "
-                "damaged one is left until the run is resumed, which drops it; check the disk",
-                self.path,
-                step,
-                damaged[step],
-                base.tag,
-            )
+            _log.warning(skipped, self.path, step, damaged[step], base.tag)
             self._damaged.add(step)
             self._left |= present
         return base, fork(self.path, base, world)
+
+    def _damage_of(self, snapshot: Snapshot, present: Set[str]) -> errors.DamagedFileError | None:
+        """Return the damage to a snapshot's files; of chunks, only whether they are there. present: `present_files`."""
+        try:
+            icechunk_files.needed_files(self.path, [snapshot.files], present)
+        except errors.DamagedFileError as error:
+            return error
+        return None
 
     def _announce(self, snapshot: Snapshot, base: Snapshot) -> None:
         loaded = self._load()
@@ -346,9 +329,7 @@ def list_snapshots(path: str | os.PathLike[str] | Address) -> list[Snapshot]:
 
 
 @contextmanager
-def _refusing(
-    what: str, kinds: type[Exception] | tuple[type[Exception], ...] = (OSError, icechunk.IcechunkError)
-) -> Iterator[None]:
+def _refusing(what: str, kinds: tuple[type[Exception], ...] = (OSError, icechunk.IcechunkError)) -> Iterator[None]:
     """Raise SnapshotError, saying that `what` failed, for damaged files and errors of these kinds (disk, icechunk)."""
     try:
         yield

@@ -21,6 +21,7 @@ from .icechunk_files import damage_to
 from .schema import Description, Schema
 
 INDEX = "thermopile.json"
+"""A place that holds it has a store, readable or not."""
 COPY = "thermopile.copy.json"
 """A second copy of the index, so that one flipped bit does not cost the whole history."""
 
@@ -94,6 +95,13 @@ class _Index(BaseModel):
     snapshots: Annotated[list[Snapshot], Field(min_length=1)]
 
 
+def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int, keep_early: int = 0) -> set[int]:
+    """Return the snapshots' steps to keep: the newest `keep_last`, multiples of `keep_every`, and `early_steps`."""
+    ascending = sorted(steps)
+    multiples = {step for step in ascending if keep_every and step % keep_every == 0}
+    return {*ascending[-keep_last:]} | multiples | early_steps(ascending, keep_early)
+
+
 def early_steps(steps: Iterable[int], keep_early: int) -> set[int]:
     """Return the early snapshots to keep: `keep_early`, 0 to 9, for each tenfold of steps; 0 keeps none.
 
@@ -102,11 +110,6 @@ def early_steps(steps: Iterable[int], keep_early: int) -> set[int]:
     """
     first = {len(str(step**keep_early)): step for step in sorted(steps, reverse=True) if step and keep_early}
     return set(first.values())
-
-
-def is_there(state: Place) -> bool:
-    """Return whether the place holds a store, readable or not; if not, a store may be created."""
-    return state.holds(INDEX)
 
 
 def last_writer(state: Place) -> str | None:
@@ -162,9 +165,7 @@ def replace(state: Place, history: History) -> None:
             "dataset_fingerprint": description.dataset_fingerprint,
             **({"selection": description.selection} if description.selection else {}),
             **({"writer": history.writer} if history.writer else {}),
-            "snapshots": [
-                {**asdict(snapshot), "written_at": snapshot.written_at.isoformat()} for snapshot in history.snapshots
-            ],
+            "snapshots": [{**asdict(each), "written_at": each.written_at.isoformat()} for each in history.snapshots],
         }
     )
     try:

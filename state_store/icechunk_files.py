@@ -26,7 +26,7 @@ from ..storage.bucket_errors import is_away
 from ..storage.files import MAX_TEXT_BYTES
 from ..storage.place import Place, made_for
 from .errors import DamagedFileError, StoreNotFoundError
-from .manifest import ChunkRefs, chunk_refs
+from .manifest import chunk_refs
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -72,12 +72,10 @@ def verified(state: Place, name: str, sha256: str) -> bytes:
     return data
 
 
-def written_files(
-    state: Place, snapshot_id: str, verified_before: Mapping[str, str]
-) -> tuple[datetime, dict[str, str]]:
+def written_files(state: Place, snapshot_id: str, before: Mapping[str, str]) -> tuple[datetime, dict[str, str]]:
     """Read back a snapshot just written: return its time, and its files, path -> sha256.
 
-    verified_before: files that an earlier snapshot may share; each is verified again, so that later damage is not
+    before: verified files that an earlier snapshot may share; each is verified again, so that later damage is not
     recorded as correct. Raises DamagedFileError, OSError, IcechunkError.
     """
     info = open_repository(state).lookup_snapshot(snapshot_id)
@@ -87,12 +85,10 @@ def written_files(
         name = f"{_MANIFESTS}/{manifest.id}"
         data = read_file(state, name, _MAX_BYTES)
         files[name] = _digest(data)
-        if verified_before.get(name, files[name]) != files[name]:
+        if before.get(name, files[name]) != files[name]:
             raise DamagedFileError(name, "its sha256 does not match")
-        if (count := _chunks_in(name, data).total) != manifest.num_chunk_refs:
-            raise DamagedFileError(
-                name, f"it refers to {count:,} chunks, but its snapshot records {manifest.num_chunk_refs:,}"
-            )
+        if (count := _chunks_in(name, data)[0]) != manifest.num_chunk_refs:
+            raise DamagedFileError(name, f"it refers to {count:,} chunks, its snapshot to {manifest.num_chunk_refs:,}")
     return info.written_at, files
 
 
@@ -128,7 +124,7 @@ def needed_files(state: Place, snapshots: Iterable[Mapping[str, str]], present: 
         data = verified(state, name, sha256)
         if not name.startswith(_MANIFESTS):
             return set()
-        return {f"{_CHUNKS}/{chunk}" for chunk in _chunks_in(name, data).files}
+        return {f"{_CHUNKS}/{chunk}" for chunk in _chunks_in(name, data)[1]}
 
     files = sorted({pair for files in snapshots for pair in files.items()})
     needed = {name for name, _ in files}
@@ -211,7 +207,7 @@ def refuse_pipes(state: Place) -> None:
         raise DamagedFileError(f"{_CHUNKS}/{name}", "it is not a regular file; remove it")
 
 
-def _chunks_in(name: str, manifest: bytes) -> ChunkRefs:
+def _chunks_in(name: str, manifest: bytes) -> tuple[int, set[str]]:
     try:
         return chunk_refs(manifest)
     except ValueError as error:

@@ -10,11 +10,12 @@ with the schema of icechunk's manifest.fbs:
 """
 
 import base64
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from numcodecs.zstd import Zstd
+
+from ..storage.arrays import Int64s, Uint8s
 
 _MAGIC: Final = "ICE🧊CHUNK".encode()
 _LIBRARY_BYTES = 24
@@ -27,15 +28,11 @@ _CROCKFORD = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", "0123456789ABCDEF
 """icechunk encodes file names in Crockford's base 32; Python's base64 module has RFC 4648's alphabet."""
 
 
-class ChunkRefs(NamedTuple):
-    """The chunks that a manifest refers to. total: number of all chunks. files: names of chunks stored in chunks/."""
+def chunk_refs(manifest: bytes) -> tuple[int, set[str]]:
+    """Return the number of chunks of all arrays of a manifest, and the names of those in chunks/.
 
-    total: int
-    files: set[str]
-
-
-def chunk_refs(manifest: bytes) -> ChunkRefs:
-    """Return the chunks of all arrays of a manifest, given its file's content. Raises ValueError."""
+    manifest: its file's content. Raises ValueError.
+    """
     header = len(_MAGIC) + _LIBRARY_BYTES + len(_VERSION_1_MANIFEST_ZSTD)
     if not manifest.startswith(_MAGIC) or manifest[header - 3 : header] != _VERSION_1_MANIFEST_ZSTD:
         raise ValueError("it is not a manifest in version 1 of icechunk's format")
@@ -47,7 +44,7 @@ def chunk_refs(manifest: bytes) -> ChunkRefs:
         ids = buffer.bytes_at(buffer.fields(refs, _CHUNK_ID, optional=True), _ID_BYTES)
     except (IndexError, RuntimeError) as error:
         raise ValueError(f"its content is not a manifest: {error}") from None
-    return ChunkRefs(len(refs), {_name(identity) for identity in set(map(bytes, ids))})
+    return len(refs), {_name(identity) for identity in set(map(bytes, ids))}
 
 
 def _name(identity: bytes) -> str:
@@ -60,10 +57,10 @@ class _Flatbuffer:
     def __init__(self, data: bytes) -> None:
         self._bytes = np.frombuffer(data, np.uint8)
 
-    def root(self) -> npt.NDArray[np.int64]:
+    def root(self) -> Int64s:
         return self._number(np.zeros(1, np.int64), "<u4")
 
-    def fields(self, tables: npt.NDArray[np.int64], place: int, *, optional: bool = False) -> npt.NDArray[np.int64]:
+    def fields(self, tables: Int64s, place: int, *, optional: bool = False) -> Int64s:
         """Return the position of a field in each table. optional: skip tables without it, else raise IndexError."""
         layouts = tables - self._number(tables, "<i4")
         slot = 4 + 2 * place
@@ -74,7 +71,7 @@ class _Flatbuffer:
             raise IndexError("a field is missing")
         return (tables + offsets)[offsets > 0]
 
-    def vector(self, field: np.int64) -> npt.NDArray[np.int64]:
+    def vector(self, field: np.int64) -> Int64s:
         """Return the positions of the tables in a vector of tables."""
         (start,) = self._follow(np.array([field]))
         (length,) = self._number(np.array([start]), "<u4")
@@ -82,16 +79,16 @@ class _Flatbuffer:
             raise IndexError("a vector is longer than the buffer")
         return self._follow(start + 4 + 4 * np.arange(length))
 
-    def bytes_at(self, positions: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.uint8]:
+    def bytes_at(self, positions: Int64s, length: int) -> Uint8s:
         """Return `length` bytes from each position, [positions, length]."""
         if len(positions) and not (positions.min() >= 0 and positions.max() + length <= len(self._bytes)):
             raise IndexError("an offset is outside the buffer")
-        found: npt.NDArray[np.uint8] = self._bytes[positions[:, None] + np.arange(length)]
+        found: Uint8s = self._bytes[positions[:, None] + np.arange(length)]
         return found
 
-    def _follow(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _follow(self, positions: Int64s) -> Int64s:
         return positions + self._number(positions, "<u4")
 
-    def _number(self, positions: npt.NDArray[np.int64], dtype: str) -> npt.NDArray[np.int64]:
+    def _number(self, positions: Int64s, dtype: str) -> Int64s:
         raw = self.bytes_at(positions, np.dtype(dtype).itemsize)
         return raw.view(dtype).reshape(-1).astype(np.int64)

@@ -47,39 +47,32 @@ class TorchRanks(Ranks):
     """
 
     def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
+        import torch.distributed  # here: readers work without torch
+
+        self._group, self._torch, self._dist = group, torch, torch.distributed
         self.rank = group.rank()
         self.world = group.size()
 
     def broadcast(self, value: Any) -> Any:
-        from torch.distributed import broadcast_object_list  # imported here: readers work without torch
-
         values = [value if self.rank == 0 else None]
-        broadcast_object_list(values, group=self._group, group_src=0)
+        self._dist.broadcast_object_list(values, group=self._group, group_src=0)
         return values[0]
 
     def gather(self, value: Any) -> list[Any]:
-        from torch.distributed import gather_object
-
         values: list[Any] = [None] * self.world if self.rank == 0 else []
-        gather_object(value, values if self.rank == 0 else None, group=self._group, group_dst=0)
+        self._dist.gather_object(value, values if self.rank == 0 else None, group=self._group, group_dst=0)
         return values
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        import torch
-        from torch.distributed import broadcast
-
         for tensor in tensors:
             whole = tensor.contiguous()
-            broadcast(whole.view(-1).view(torch.uint8), group=self._group, group_src=0)
+            self._dist.broadcast(whole.view(-1).view(self._torch.uint8), group=self._group, group_src=0)
             tensor.copy_(whole)
 
     def all_gather(self, own: Sequence[int]) -> list[list[int]]:
-        import torch
-        from torch.distributed import all_gather
-
-        received = torch.empty((self.world, len(own)), dtype=torch.int64)
-        all_gather(list(received), torch.tensor(own, dtype=torch.int64), group=self._group)
+        sent = self._torch.tensor(own, dtype=self._torch.int64)
+        received = sent.new_empty((self.world, len(own)))
+        self._dist.all_gather(list(received), sent, group=self._group)
         numbers: list[list[int]] = received.tolist()
         return numbers
 

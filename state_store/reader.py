@@ -1,6 +1,7 @@
 """Read a store's snapshots without a lock, torch or changing the store; works while a run trains.
 
-A damaged chunk raises an error that names the chunk and its file.
+A damaged chunk raises an error that names the chunk and its file. The rows of a run on selected samples are read as
+rows of the whole dataset; those of a run on a mixture of datasets are stored in another order than its samples.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 import icechunk
@@ -19,22 +19,26 @@ from zarr.abc.store import SuffixByteRequest
 from zarr.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
+from ..storage.arrays import Bools, Int64s, Uint32s
 from ..storage.bucket import Address
 from ..storage.bucket_errors import ObjectStoreError, without_credentials
+from ..storage.mixed_rows import MIXTURE, MixedRows
 from ..storage.place import place_of
-from ..storage.selection import Selection
+from ..storage.selection import ABOUT, IDS, Selection, SelectionError
 from .commit import array_of
 from .durable import Repository
 from .errors import DamagedChunkError, FieldError, SnapshotNotFoundError
 from .history import Snapshot
 from .icechunk_files import is_damage
-from .scattered import Scattered, places_within, selection_of
 from .schema import Description
 
 _UNREADABLE = (icechunk.IcechunkError, ValueError)
 """Errors that a damaged chunk causes: icechunk cannot find the file, or a zarr codec rejects its bytes."""
 _FROM_BUCKET = re.compile(r"icechunk/src/storage/s3\.rs|Generic (GCS|MicrosoftAzure) error|operation lacked")
 _NOT_IN_BUCKET = re.compile(r"\bNoSuchKey\b|\bInvalidRange\b")
+
+Columns = dict[str, npt.NDArray[Any]]
+"""By name, all of one length."""
 
 ADVICE = (
     "Snapshots that do not share this chunk are still readable: `thermopile state log` lists the snapshots, "
@@ -113,7 +117,7 @@ class StateReader:
         first = self._repository.history()[0]
         return isinstance(first, Snapshot) and first.step == 0 and first.bytes_written > 0
 
-    def is_kept(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
+    def is_kept(self, start: int, stop: int) -> Bools:
         """Return which of the ids start … stop − 1 the run trains on, bool [stop − start]."""
         if self.selection is None:
             return np.ones(stop - start, dtype=bool)
@@ -127,7 +131,7 @@ class StateReader:
         """Return one whole column, [samples], float32 or uint32, in memory."""
         return self.rows(0, self.samples, [name])[name]
 
-    def rows(self, start: int, stop: int, columns: Iterable[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    def rows(self, start: int, stop: int, columns: Iterable[str] | None = None) -> Columns:
         """Return the rows of ids start … stop − 1 by column, each [stop − start]; all columns by default.
 
         Raises ValueError unless 0 <= start <= stop <= samples.
@@ -139,7 +143,7 @@ class StateReader:
         try:
             if self.selection is not None:
                 return self._scattered(self.selection, start, stop, names)
-            return {name: read_rows(self._group, self._description, name, start, stop) for name in names}
+            return {name: read_rows(self._group, self._description.block_rows, name, start, stop) for name in names}
         except DamagedChunkError as error:
             if self._repository.holds(self.snapshot.id):
                 raise
@@ -148,9 +152,7 @@ class StateReader:
                 "newest snapshots. Read a later one"
             ) from error
 
-    def rows_at(
-        self, sample_ids: npt.NDArray[np.int64], columns: Iterable[str] | None = None
-    ) -> dict[str, npt.NDArray[Any]]:
+    def rows_at(self, sample_ids: Int64s, columns: Iterable[str] | None = None) -> Columns:
         """Return the rows of any ids, int64 [b], by column, each [b]; all columns by default.
 
         Reads each chunk once, several concurrently: for 500 ids among 10⁷, four times as fast as `rows` for each id.
@@ -173,23 +175,20 @@ class StateReader:
                 self.rows(start, min(start + self.block_rows, self.samples), names)
             raise
 
-    def _scattered(
-        self, selection: Selection, start: int, stop: int, names: Iterable[str]
-    ) -> dict[str, npt.NDArray[Any]]:
-        schema = self._description.schema
+    def _scattered(self, selection: Selection, start: int, stop: int, names: Iterable[str]) -> Columns:
+        schema, places = self._description.schema, np.arange(stop - start)
         if selection.ids is None:
-            rows = selection.positions(ids := np.arange(start, stop), ids)
+            rows = selection.positions(ids := places + start, ids)
             runs = np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1)  # neighbours, read together
             ranges = [(int(run[0]), int(run[-1]) + 1) if len(run) else (0, 0) for run in runs]
-            read = partial(read_rows, self._group, self._description)
-            found = {name: np.concatenate([read(name, *each) for each in ranges]) for name in names}
         else:
-            (first, end), places = places_within(selection, start, stop)
-            found = {name: np.empty(stop - start, schema.dtype(name)) for name in names}
-            for name, values in found.items():
-                values[places] = read_rows(self._group, self._description, name, first, end)
-        absent = ~self.is_kept(start, stop)
-        for name, values in found.items():
+            within, places = places_within(selection, start, stop)
+            ranges = [within]
+        absent, found = ~self.is_kept(start, stop), Columns()
+        for name in names:
+            read = [read_rows(self._group, self._description.block_rows, name, *each) for each in ranges]
+            found[name] = values = np.empty(stop - start, schema.dtype(name))
+            values[places] = np.concatenate(read)
             values[absent] = schema.fill_value(name)
         return found
 
@@ -198,17 +197,78 @@ class StateReader:
             raise FieldError(f"the state has no column {unknown[0]!r}; it has {list(self.columns)}")
 
 
-def read_records(
-    group: zarr.Group, description: Description, start: int, stop: int, records: npt.NDArray[np.uint32]
-) -> None:
+def selection_of(repository: Repository) -> Selection | None:
+    """Return the selection that a store was created with, or that has its run's holes; None: all samples.
+
+    Raises SelectionError if the folder next to the store does not hold that selection.
+    """
+    description, folder = repository.description, repository.path.with_name("selection")
+    if description.selection is None and not (folder / ABOUT).exists():
+        return None
+    selection = MixedRows.read(folder) if (folder / MIXTURE).exists() else Selection(folder)
+    about = selection.about
+    if (about.ids, about.kept) != (description.selection, description.samples):
+        raise SelectionError(
+            f"{selection.folder} is another run's: it selects {about.kept:,} samples with the sha256 {about.ids}, but "
+            f"{repository.path} is of {description.samples:,} with {description.selection}. Restore the run's own"
+        )
+    return selection if about.ids or about.without else None
+
+
+def places_within(selection: Selection, start: int, stop: int) -> tuple[tuple[int, int], Int64s]:
+    """Return the range of positions of the selected ids among start … stop − 1, and these ids minus start.
+
+    Raises SelectionError if the ids are not ascending: the file is damaged.
+    """
+    assert selection.ids is not None
+    first, end = np.searchsorted(selection.ids, (start, stop)).tolist()
+    return (first, end), selection.ascending(IDS, selection.ids[first:end], start, stop) - start
+
+
+class Scattered:
+    """A stored column as a column of all samples; reads only the indexed rows."""
+
+    def __init__(self, stored: zarr.Array[Any], selection: Selection, fill_value: float) -> None:
+        self._stored, self._selection, self._fill_value = stored, selection, fill_value
+        self.dtype: np.dtype[Any] = stored.dtype
+        self.shape = (selection.about.samples,)
+        self.ndim, self.size = 1, selection.about.samples
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, key: Any) -> npt.NDArray[Any]:
+        """Return values for a number, a slice, ids or a mask [samples]. Raises IndexError for an id out of range."""
+        if isinstance(key, slice):
+            low, high, step = key.indices(self.size)
+            wanted = np.arange(low, high, step)
+        else:
+            wanted = np.asarray(key)
+            wanted = np.flatnonzero(wanted) if wanted.dtype == bool else wanted.astype(np.int64)
+            if wanted.size and not -self.size <= wanted.min() <= wanted.max() < self.size:
+                raise IndexError(f"ids {wanted.min()} to {wanted.max()} of {self.size:,} samples")
+            wanted = wanted % self.size
+        if (ids := self._selection.ids) is None:
+            places = self._selection.positions(wanted.reshape(-1), wanted).reshape(wanted.shape)
+        else:
+            places = np.minimum(np.searchsorted(ids, wanted), len(ids) - 1)
+        present = self._selection.are_present(places) & (ids is None or ids[places] == wanted)
+        values = np.full(wanted.shape, self._fill_value, self.dtype)
+        if present.any():
+            values[present] = self._stored.oindex[places[present]]
+        return values[()]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+
+def read_records(group: zarr.Group, description: Description, start: int, stop: int, records: Uint32s) -> None:
     """Read rows start … stop − 1 of all columns into `records`, [stop − start, row_words]. Raises as `read_rows`."""
     for place, column in enumerate(description.schema.columns):
-        records[:, place] = read_rows(group, description, column, start, stop).view(np.uint32)
+        records[:, place] = read_rows(group, description.block_rows, column, start, stop).view(np.uint32)
 
 
-def read_rows(
-    group: zarr.Group, description: Description, column: str, start: int, stop: int
-) -> npt.NDArray[np.generic]:
+def read_rows(group: zarr.Group, block_rows: int, column: str, start: int, stop: int) -> npt.NDArray[np.generic]:
     """Return rows start … stop − 1 of one column, [stop − start], float32 or uint32.
 
     A block that was never written has no file and reads as initial values. Raises DamagedChunkError, naming array,
@@ -218,14 +278,11 @@ def read_rows(
     try:
         array = array_of(group, column)
     except (*_UNREADABLE, KeyError) as error:
-        raise DamagedChunkError(
-            f"array {column!r} is missing, or its metadata is damaged: {error!r}. {ADVICE}"
-        ) from error
+        raise DamagedChunkError(f"array {column!r} is missing, or its metadata damaged: {error!r}. {ADVICE}") from error
     try:
         return np.asarray(array[start:stop])
     except _UNREADABLE:
         # Retry chunk by chunk: the error does not say which chunk failed.
-        block_rows = description.block_rows
         chunks = range(start // block_rows, -(-stop // block_rows))
         pieces = [_read_chunk(array, chunk * block_rows, block_rows) for chunk in chunks]
         skipped = chunks.start * block_rows
@@ -251,8 +308,7 @@ def _damage(error: icechunk.IcechunkError, reason: str | None = None) -> str:
     if _FROM_BUCKET.search(text) and not _NOT_IN_BUCKET.search(text):
         cause = without_credentials(text.strip().splitlines()[-1].strip(" |`->"))
         raise ObjectStoreError(
-            f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, the "
-            "credentials and the network"
+            f"the object store cannot be used: {cause}. Check AWS_ENDPOINT_URL, AWS_REGION, credentials and network"
         ) from error
     if found := re.search(r"\(os error (\d+)\)", text):
         failure = OSError(int(found[1]), os.strerror(int(found[1])))

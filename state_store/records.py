@@ -4,17 +4,10 @@ A record is `row_words` uint32 words: the float32 fields, visits, last_step, the
 array of records, not row numbers; see rows.py.
 """
 
-from typing import TypeAlias
-
 import numpy as np
-import numpy.typing as npt
 
+from ..storage.arrays import Bools, Float32s, Int32s, Int64s, Uint32s
 from ..storage.kernels import kernel
-
-IdArray: TypeAlias = npt.NDArray[np.int64]
-Flags: TypeAlias = npt.NDArray[np.bool_]
-Floats: TypeAlias = npt.NDArray[np.float32]
-Words: TypeAlias = npt.NDArray[np.uint32]
 
 RECORDS, IDS, FLAGS = "uint32[:,::1]", "int64[::1]", "bool_[::1]"
 """Types of a loop's arguments. It is compiled at import, since compiling at the first call would stall the training
@@ -25,7 +18,7 @@ _TILE = 128
 """Number of records that fit the L1 cache together, so that memory is read once per record, not once per field."""
 
 
-def aligned_words(rows: int, row_words: int) -> Words:
+def aligned_words(rows: int, row_words: int) -> Uint32s:
     """Return words [rows, row_words] aligned to a cache line, so that no short row straddles two lines."""
     size = rows * row_words * 4
     memory = np.empty(size + _CACHE_LINE_BYTES, dtype=np.uint8)
@@ -34,7 +27,7 @@ def aligned_words(rows: int, row_words: int) -> Words:
 
 
 @kernel(f"void({RECORDS}, {IDS}, float32[:,::1], int32[::1])")
-def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np.int32]) -> None:
+def gather(words: Uint32s, places: Int64s, values: Float32s, visits: Int32s) -> None:
     """Read the records at `places` [b] into `values`, field-major [fields, b], and `visits` [b]."""
     fields = values.shape[0]
     floats = words.view(np.float32)
@@ -51,7 +44,7 @@ def gather(words: Words, places: IdArray, values: Floats, visits: npt.NDArray[np
 
 
 @kernel(f"void({RECORDS}, {IDS}, float32[:,::1], {FLAGS}, uint32)")
-def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step: np.uint32) -> None:
+def scatter(words: Uint32s, places: Int64s, values: Float32s, accepted: Bools, step: np.uint32) -> None:
     """Write `values` [fields, b] into the records at `places` [b] where `accepted`; update visits and last_step."""
     fields = values.shape[0]
     floats = words.view(np.float32)
@@ -70,7 +63,7 @@ def scatter(words: Words, places: IdArray, values: Floats, accepted: Flags, step
 
 
 @kernel(f"void({RECORDS}, uint32[:,:])")
-def to_columns(words: Words, columns: Words) -> None:
+def to_columns(words: Uint32s, columns: Uint32s) -> None:
     """Transpose the first words of the records [rows, row_words] into `columns`, [columns, rows]; faster than numpy."""
     for start in range(0, words.shape[0], _TILE):
         stop = min(start + _TILE, words.shape[0])

@@ -1,7 +1,6 @@
 """A rank's rows during training: read and written by sample, saved in snapshots by block.
 
-Sample ids count over all ranks. `rows` count from the rank's first id. `places` are positions of records in memory,
-assigned only by `Blocks`.
+Sample ids count over all ranks, `rows` from the rank's first id. `places` are positions in memory, given by `Blocks`.
 """
 
 import threading
@@ -9,18 +8,15 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from ..storage.kernels import kernel
+from ..storage.arrays import Bools, Float32s, Int32s, Int64s, Uint32s
 from .commit import ColumnPart
 from .history import Snapshot
-from .records import FLAGS, IDS, RECORDS, Flags, Floats, IdArray, Words, aligned_words, gather, scatter, to_columns
+from .records import aligned_words, gather, scatter, to_columns
 from .schema import Schema
 
 _BLOCKS_WRITTEN_AT_ONCE = 16
 """Maximum neighbouring blocks that a snapshot writes together, to amortise zarr's cost per call."""
-_NONE = -1
-"""The end of a chain."""
 
 
 class BlockWindow(Protocol):
@@ -31,7 +27,7 @@ class BlockWindow(Protocol):
     @property
     def last_step(self) -> int: ...
     @property
-    def blocks(self) -> IdArray: ...
+    def blocks(self) -> Int64s: ...
 
 
 class Blocks:
@@ -44,30 +40,30 @@ class Blocks:
     """Blocks moved between memory and the disk."""
 
     def __init__(self, schema: Schema, rows: int, block_rows: int) -> None:
-        self.words: Words = aligned_words(rows, schema.row_words)
+        self.words: Uint32s = aligned_words(rows, schema.row_words)
         self.words[:] = 0
         self.words.view(np.float32)[:, : len(schema.names)] = list(schema.initial.values())
         self.lock = threading.Condition()
         """Hold it while using a place: the record then stays there."""
         self._block_rows = block_rows
-        self._present: Flags = np.ones(-(-rows // block_rows), dtype=bool)
+        self._present: Bools = np.ones(-(-rows // block_rows), dtype=bool)
 
-    def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
+    def places(self, rows: Int64s, *, wait: bool) -> Int64s | None:
         """Return the places of the records of `rows` [b]. If some are not in memory, fetch them, or return None."""
         return rows
 
-    def changed(self, rows: IdArray) -> None:
+    def changed(self, rows: Int64s) -> None:
         """Record that `rows` were written."""
 
-    def in_memory(self) -> Flags:
+    def in_memory(self) -> Bools:
         """Return which blocks are in memory, bool [blocks]."""
         return self._present
 
-    def records(self, block: int) -> Words:
+    def records(self, block: int) -> Uint32s:
         """Return the records of a block in memory, [rows of the block, row_words]."""
         return self.words[block * self._block_rows : (block + 1) * self._block_rows]
 
-    def fetched(self, block: int) -> Words:
+    def fetched(self, block: int) -> Uint32s:
         """Return a copy of the records of a block that is not in memory. Call it without the lock."""
         raise AssertionError("every block is in memory")
 
@@ -101,9 +97,9 @@ class Rows:
         self._pending = np.zeros(count, dtype=bool)  # in the cut being written, not written yet
         self._cut = np.zeros(count, dtype=bool)  # in the cut being written
         self._saved_at = np.full(count, step, dtype=np.int64)  # step of the newest snapshot in which the block changed
-        self._before = BeforeImages(count, block_rows, schema.row_words)
+        self._before = BeforeImages()
 
-    def gather(self, ids: IdArray, values: Floats, visits: npt.NDArray[np.int32], *, wait: bool = True) -> bool:
+    def gather(self, ids: Int64s, values: Float32s, visits: Int32s, *, wait: bool = True) -> bool:
         """Read the rows of `ids` [b] into `values`, field-major [fields, b], and `visits` [b].
 
         Returns False, and reads nothing, if a row is not in memory and `wait` is False.
@@ -115,21 +111,21 @@ class Rows:
             gather(self.blocks.words, places, values, visits)
         return True
 
-    def scatter(self, ids: IdArray, values: Floats, step: int) -> Flags:
+    def scatter(self, ids: Int64s, values: Float32s, step: int) -> Bools:
         """Write `values` [fields, b] into the rows of `ids` [b], increment their visits and set their last step.
 
         Rejects a row with a non-finite value, and keeps the old row. Returns which rows were rejected, bool [b].
         """
         rows = ids - self.owned.start
         blocks = rows // self.block_rows
-        accepted: Flags = np.asarray(np.isfinite(values).all(axis=0))
+        accepted: Bools = np.asarray(np.isfinite(values).all(axis=0))
         with self.blocks.lock:
             places = self.blocks.places(rows, wait=True)
             assert places is not None
             self._dirty[blocks[accepted]] = True
             before = accepted & self._pending[blocks]  # rows of blocks that a snapshot has yet to write
             if before.any():
-                self._before.save(self.blocks.words, places, rows, before)
+                self._before.save(rows[before], self.blocks.words[places[before]])
             scatter(self.blocks.words, places, values, accepted, np.uint32(step))
             self.blocks.changed(rows)
         return ~accepted
@@ -158,7 +154,8 @@ class Rows:
             # Full parts are contiguous in every column; a shorter one is a slice of the same memory.
             columns = memory[:, : stop - start]
             for block in range(first, end):
-                self._copy_as_cut(block, columns[:, (block - first) * self.block_rows :][:, : self.block_rows])
+                self._copy(block, columns[:, (block - first) * self.block_rows :][:, : self.block_rows])
+            self._before.restore(start, columns)  # without the lock: nothing more is saved of blocks that were copied
             yield ColumnPart(
                 self.owned.start + start,
                 {name: column.view(self.schema.dtype(name)) for name, column in zip(names, columns, strict=True)},
@@ -191,110 +188,39 @@ class Rows:
                 end += 1
             return first, end
 
-    def _copy_as_cut(self, block: int, columns: Words) -> None:
+    def _copy(self, block: int, columns: Uint32s) -> None:
+        """Copy the block as it is now. From then on, none of its rows is saved."""
         with self.blocks.lock:
             if self.blocks.in_memory()[block]:
                 to_columns(self.blocks.records(block), columns)
-                self._restore(block, columns)
+                self._pending[block] = False
                 return
-        # Whatever happens to the block meanwhile, each row fetched here is unchanged since the cut or has a
-        # before-image.
+        # Whatever happens meanwhile, each row fetched here is unchanged since the cut or has a before-image.
         to_columns(self.blocks.fetched(block), columns)
         with self.blocks.lock:
-            self._restore(block, columns)
-
-    def _restore(self, block: int, columns: Words) -> None:
-        self._before.restore(block, columns)
-        self._pending[block] = False
+            self._pending[block] = False
 
 
 class BeforeImages:
     """Old values of rows that were overwritten while a snapshot was being written.
 
-    Rows, not blocks: a random batch touches nearly every block, so copying blocks would copy the whole store. Each
-    block has one chain of records, newest first; its memory is reused once restored.
+    Rows, not blocks: a random batch touches nearly every block, so copying blocks would copy the whole store.
     """
 
-    def __init__(self, blocks: int, block_rows: int, row_words: int) -> None:
-        self._block_rows, self._row_words = block_rows, row_words
-        self._newest = np.full(blocks, _NONE, dtype=np.int64)
-        self.clear()
+    def __init__(self) -> None:
+        self._saved: list[tuple[Int64s, Uint32s]] = []
 
     def clear(self) -> None:
         """Discard everything and release the memory."""
-        self._newest[:] = _NONE
-        self._older = np.empty(0, dtype=np.int64)
-        self._row = np.empty(0, dtype=np.int64)
-        self._words: Words = np.empty((0, self._row_words), dtype=np.uint32)
-        self._free = _NONE
-        self._free_records = 0
+        self._saved = []
 
-    def save(self, words: Words, places: IdArray, rows: IdArray, wanted: Flags) -> None:
-        """Save the records `words[places]` of `rows` [b], where `wanted`, before they are overwritten."""
-        count = int(wanted.sum())
-        if count > self._free_records:
-            self._grow(count - self._free_records)
-        self._free = _save(
-            words, places, rows, wanted, self._block_rows, self._newest, self._older, self._row, self._words, self._free
-        )
-        self._free_records -= count
+    def save(self, rows: Int64s, words: Uint32s) -> None:
+        """Keep the records `words` [b, row_words] of `rows` [b], which are about to be overwritten."""
+        self._saved.append((rows, words))
 
-    def restore(self, block: int, columns: Words) -> None:
-        """Write the saved records of `block` back into its `columns` [columns, rows], and discard them."""
-        first_row = block * self._block_rows
-        self._free, restored = _restore(
-            columns, first_row, self._newest[block], self._older, self._row, self._words, self._free
-        )
-        self._newest[block] = _NONE
-        self._free_records += restored
-
-    def _grow(self, needed: int) -> None:
-        size = len(self._row)
-        added = max(needed, size // 2, 1024)
-        self._older = np.concatenate([self._older, np.arange(size + 1, size + added + 1)])
-        self._older[-1] = self._free
-        self._row = np.concatenate([self._row, np.empty(added, dtype=np.int64)])
-        self._words = np.concatenate([self._words, np.empty((added, self._row_words), dtype=np.uint32)])
-        self._free = size
-        self._free_records += added
-
-
-@kernel(f"int64({RECORDS}, {IDS}, {IDS}, {FLAGS}, int64, {IDS}, {IDS}, {IDS}, {RECORDS}, int64)")
-def _save(
-    words: Words,
-    places: IdArray,
-    rows: IdArray,
-    wanted: Flags,
-    block_rows: int,
-    newest: IdArray,
-    older: IdArray,
-    saved_row: IdArray,
-    saved_words: Words,
-    free: int,
-) -> int:
-    for i in range(rows.shape[0]):
-        if wanted[i]:
-            record, free = free, older[free]
-            saved_row[record] = rows[i]
-            for word in range(words.shape[1]):
-                saved_words[record, word] = words[places[i], word]
-            block = rows[i] // block_rows
-            older[record] = newest[block]
-            newest[block] = record
-    return free
-
-
-@kernel(f"UniTuple(int64, 2)(uint32[:,:], int64, int64, {IDS}, {IDS}, {RECORDS}, int64)")
-def _restore(
-    columns: Words, first_row: int, newest: int, older: IdArray, saved_row: IdArray, saved_words: Words, free: int
-) -> tuple[int, int]:
-    # Newest to oldest: if a row was saved twice, its first save is the value at the cut.
-    record, restored = newest, 0
-    while record >= 0:
-        for column in range(columns.shape[0]):
-            columns[column, saved_row[record] - first_row] = saved_words[record, column]
-        next_older = older[record]
-        older[record] = free
-        free, record = record, next_older
-        restored += 1
-    return free, restored
+    def restore(self, first_row: int, columns: Uint32s) -> None:
+        """Write the saved records of the rows from `first_row` on back into their `columns` [columns, rows]."""
+        # Newest to oldest: if a row was saved twice, its first save is the value at the cut.
+        for rows, words in reversed([*self._saved]):
+            here = (rows >= first_row) & (rows < first_row + columns.shape[1])
+            columns[:, rows[here] - first_row] = words[here, : len(columns)].T

@@ -1,11 +1,10 @@
 """The fields of one row of state, their initial values, their layout in the row; and a store's description."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -49,8 +48,7 @@ class Schema:
     def row_words(self) -> int:
         """Row length in 32-bit words: 8 (32 B) if the columns fit, otherwise a multiple of 16 (64 B).
 
-        Short rows share a cache line in pairs and long rows start on a line, so no row straddles more lines than
-        necessary.
+        Short rows share a cache line in pairs and long rows start on a line: no row straddles more than it must.
         """
         return 8 if len(self.columns) <= 8 else math.ceil(len(self.columns) / 16) * 16
 
@@ -75,7 +73,7 @@ class Schema:
         return {name: value if math.isfinite(value) else str(value) for name, value in self.initial.items()}
 
     @classmethod
-    def from_json(cls, fields: Mapping[str, float | str]) -> Schema:
+    def from_json(cls, fields: Mapping[str, float | str]) -> Self:
         return cls({name: float(value) for name, value in fields.items()})
 
 
@@ -94,25 +92,20 @@ class Description:
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.block_rows < 1:
-            raise ValueError(
-                f"a store of {self.samples} samples in blocks of {self.block_rows} rows; both must be at least 1"
-            )
+            raise ValueError(f"{self.samples} samples in blocks of {self.block_rows} rows; both must be at least 1")
 
-    def check_same(
-        self, *, samples: int, schema: Schema, dataset_fingerprint: str, selection: str | None, path: Place
-    ) -> None:
-        """Raise StoreMismatchError, naming both sides, if the store was created for something else."""
+    def check_same(self, asked: Self, path: Place) -> None:
+        """Raise StoreMismatchError, naming both sides, if the store was created for something else, blocks apart."""
         pairs = [
-            ("dataset fingerprint", self.dataset_fingerprint, dataset_fingerprint),
-            ("number of samples", self.samples, samples),
-            ("selection", self.selection, selection),
-            ("fields", dict(self.schema.initial), dict(schema.initial)),
+            ("dataset fingerprint", self.dataset_fingerprint, asked.dataset_fingerprint),
+            ("number of samples", self.samples, asked.samples),
+            ("selection", self.selection, asked.selection),
+            ("fields", dict(self.schema.initial), dict(asked.schema.initial)),
         ]
-        differences = [
-            f"{what}: the store has {have}, this run has {want}" for what, have, want in pairs if have != want
-        ]
-        if differences:
+        differing = [(what, have, want) for what, have, want in pairs if have != want]
+        if differing:
+            found = "; ".join(f"{what}: the store has {have}, this run has {want}" for what, have, want in differing)
             raise StoreMismatchError(
-                f"{path} was made for another run. {'; '.join(differences)}. "
+                f"{path} was made for another run. {found}. "
                 "Pass the dataset and the objective that this store was made for, or start a new run"
             )

@@ -14,7 +14,7 @@ from ..storage.place import Lock, Place, leased, lock_at, place_of
 from ..storage.selection import Selection
 from . import errors, history
 from .background import BackgroundThread
-from .commit import ColumnPart
+from .commit import About, ColumnPart
 from .durable import Repository
 from .history import Snapshot
 from .ranks import Ranks, agreement
@@ -43,18 +43,53 @@ class StateStore:
 
     def __init__(
         self,
-        repository: Repository,
-        snapshot: Snapshot,
-        rows: Rows,
-        staging: Staging,
-        lock: Lock | None,
-        ranks: Ranks,
+        path: Place,
+        describe: Callable[[], Description],
+        begin: Callable[[Place, Description, str | None], Snapshot],
         selection: Selection | None,
+        device: str | torch.device,
+        memory_budget: int | None,
+        ranks: Ranks | None,
+        owned: range | None,
+        lock: Lock | None,
     ) -> None:
-        self.path, self.samples = repository.path, repository.description.samples
-        self.owned, self.fields = rows.owned, rows.schema.names
-        self.last_snapshot = snapshot
-        self._repository, self._rows, self._lock, self._ranks = repository, rows, lock, ranks
+        """Take the lock, unless given; create or find the first snapshot on rank 0; then load each rank's rows.
+
+        If a rank fails, all do. `begin` creates or undoes the store, only once nothing else can fail. Its arguments are
+        the path, in a bucket under the lock's lease, and the name of the lock's holding.
+        """
+        self._ranks = ranks = ranks or Ranks()
+        with ExitStack() as undo:
+            own, snapshot, writer = None, None, None
+            with agreement(ranks):
+                description = describe()
+                if ranks.rank == 0:
+                    if lock is None:
+                        own = lock = writer_lock(path)
+                        undo.callback(own.release)
+                    discard(path)
+                    path, writer = leased(path, lock), lock.writer
+                owned = range(description.samples) if owned is None else owned
+                staging = Staging(description.schema, device)
+                slots = _slots_within(memory_budget, description, owned)
+            with agreement(ranks):
+                if ranks.rank == 0:
+                    snapshot = begin(path, description, writer)
+            snapshot = ranks.broadcast(snapshot)
+            with agreement(ranks):
+                repository = Repository(path, writer)
+                blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
+                undo.callback(blocks.close)
+                rows = Rows(description.schema, owned, description.block_rows, blocks, snapshot.step)
+            with agreement(ranks):
+                if ranks.rank == 0:
+                    repository.undo_after(snapshot)
+                    repository.forget_damaged()
+            undo.pop_all()
+        self.path, self.samples = path, description.samples
+        self.owned, self.fields = owned, description.schema.names
+        self.last_snapshot: Snapshot = snapshot
+        self._repository, self._rows, self._lock = repository, rows, own
         self._process = os.getpid()
         self._closed = False
         self._lost: errors.StateStoreError | None = None  # reason why rows that a snapshot needs are lost
@@ -103,7 +138,7 @@ class StateStore:
             parts = () if carried is None else _carried(carried, description)
             return Repository.create(leased, description, writer, parts).resolve("latest")
 
-        return cls._opened(path, describe, begin, selection, device, memory_budget, ranks, owned, lock)
+        return cls(path, describe, begin, selection, device, memory_budget, ranks, owned, lock)
 
     @classmethod
     def open(
@@ -133,71 +168,18 @@ class StateStore:
         path = place_of(path)
 
         def describe() -> Description:
-            repository = Repository(path)
-            repository.description.check_same(
-                samples=samples,
-                schema=Schema(dict(fields)),
-                dataset_fingerprint=dataset_fingerprint,
-                selection=_digest(selection),
-                path=path,
-            )
+            own = (repository := Repository(path)).description
+            asked = Description(samples, Schema(dict(fields)), own.block_rows, dataset_fingerprint, _digest(selection))
+            own.check_same(asked, path)
             repository.resolve(at)
-            return repository.description
+            return own
 
         def begin(leased: Place, _: Description, writer: str | None) -> Snapshot:
             repository = Repository(leased, writer)
             repository.repair()
             return repository.resolve(at)
 
-        return cls._opened(path, describe, begin, selection, device, memory_budget, ranks, owned, lock)
-
-    @classmethod
-    def _opened(
-        cls,
-        path: Place,
-        describe: Callable[[], Description],
-        begin: Callable[[Place, Description, str | None], Snapshot],
-        selection: Selection | None,
-        device: str | torch.device,
-        memory_budget: int | None,
-        ranks: Ranks | None,
-        owned: range | None,
-        lock: Lock | None,
-    ) -> Self:
-        """Take the lock, unless given; create or find the first snapshot on rank 0; then load each rank's rows.
-
-        If a rank fails, all do. `begin` creates or undoes the store, only once nothing else can fail. Its arguments are
-        the path, in a bucket under the lock's lease, and the name of the lock's holding.
-        """
-        ranks = ranks or Ranks()
-        with ExitStack() as undo:
-            own, snapshot, writer = None, None, None
-            with agreement(ranks):
-                description = describe()
-                if ranks.rank == 0:
-                    if lock is None:
-                        own = lock = writer_lock(path)
-                        undo.callback(own.release)
-                    discard(path)
-                    path, writer = leased(path, lock), lock.writer
-                owned = range(description.samples) if owned is None else owned
-                staging = Staging(description.schema, device)
-                slots = _slots_within(memory_budget, description, owned)
-            with agreement(ranks):
-                if ranks.rank == 0:
-                    snapshot = begin(path, description, writer)
-            snapshot = ranks.broadcast(snapshot)
-            with agreement(ranks):
-                repository = Repository(path, writer)
-                blocks = _blocks_at(repository, snapshot, owned, slots, ranks.rank)
-                undo.callback(blocks.close)
-                rows = Rows(description.schema, owned, description.block_rows, blocks, snapshot.step)
-            with agreement(ranks):
-                if ranks.rank == 0:
-                    repository.undo_after(snapshot)
-                    repository.forget_damaged()
-            undo.pop_all()
-        return cls(repository, snapshot, rows, staging, own, ranks, selection)
+        return cls(path, describe, begin, selection, device, memory_budget, ranks, owned, lock)
 
     def expect(self, windows: Iterable[BlockWindow]) -> None:
         """Announce the blocks that coming steps use, so that they are read ahead and written back in time.
@@ -284,7 +266,9 @@ class StateStore:
             )
         self._raise_unseen_failure()
         cut = self._transfer.thread.submit(self._cut, self._writes[-1][1] if self._writes else None)
-        write = self._snapshot_thread.submit(self._write_snapshot, cut, step=step, epoch=epoch, config_hash=config_hash)
+        made_for = self._repository.description.dataset_fingerprint
+        about = {"step": step, "epoch": epoch, "config_hash": config_hash, "dataset_fingerprint": made_for}
+        write = self._snapshot_thread.submit(self._write_snapshot, cut, about)
         self._writes.append((step, write))
         return write
 
@@ -363,7 +347,7 @@ class StateStore:
             wait([last_write])
         self._rows.cut()
 
-    def _write_snapshot(self, cut: Future[None], *, step: int, epoch: int, config_hash: str) -> Snapshot:
+    def _write_snapshot(self, cut: Future[None], about: About) -> Snapshot:
         # First, before anything can fail: unwritten blocks may be marked changed again only after the cut.
         wait([cut])
 
@@ -376,20 +360,12 @@ class StateStore:
                 raise
 
         try:
-            snapshot = self._repository.commit(
-                parts,
-                base=self.last_snapshot,
-                step=step,
-                epoch=epoch,
-                config_hash=config_hash,
-                dataset_fingerprint=self._repository.description.dataset_fingerprint,
-                ranks=self._ranks,
-            )
+            snapshot = self._repository.commit(parts, base=self.last_snapshot, about=about, ranks=self._ranks)
         except BaseException:
             self._rows.not_written()
             raise
         self.last_snapshot = snapshot
-        self._rows.written(step)
+        self._rows.written(snapshot.step)
         self._rows.blocks.follow(snapshot)
         return snapshot
 

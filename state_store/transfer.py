@@ -16,12 +16,13 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import torch
 
+from ..storage.arrays import Int64s
 from ..storage.gpu_copies import Arriving, Copies, CudaDevice, wait_for
 from ..storage.kernels import kernel
 from ..storage.selection import Selection
 from .background import BackgroundThread
 from .errors import DuplicateIdError, FieldError, SampleIdError
-from .records import IDS, IdArray
+from .records import IDS
 from .rows import Rows
 from .schema import VISITS, Schema
 
@@ -85,7 +86,7 @@ class Staging:
 
 
 T = TypeVar("T")
-SampleIds: TypeAlias = IdArray | torch.Tensor
+SampleIds: TypeAlias = Int64s | torch.Tensor
 """int64 [b]: a numpy array or a CPU tensor."""
 
 _log = logging.getLogger(__name__)
@@ -97,8 +98,8 @@ _IDS_LOGGED = 20
 
 @dataclass(frozen=True)
 class _Prefetch:
-    ids: IdArray
-    ascending_ids: IdArray
+    ids: Int64s
+    ascending_ids: Int64s
     puts_seen: int  # number of the last put before the prefetch, which includes all puts up to it
     staged: Future[StagedRows | None]  # None if a row was not in memory
 
@@ -106,7 +107,7 @@ class _Prefetch:
 @dataclass(frozen=True)
 class _Put:
     number: int
-    ascending_ids: IdArray
+    ascending_ids: Int64s
     done: Future[None]
     made_at: float  # by the monotonic clock
 
@@ -126,11 +127,11 @@ class Transfer:
         self._puts: deque[_Put] = deque()
         self._prefetches: deque[_Prefetch] = deque(maxlen=_PREFETCHES_KEPT)
 
-    def prefetch(self, ids: IdArray) -> None:
+    def prefetch(self, ids: Int64s) -> None:
         staged = self.thread.submit(self._gather, ids, wait=False)
         self._prefetches.append(_Prefetch(ids, np.sort(ids), self._puts_made, staged))
 
-    def take(self, ids: IdArray) -> dict[str, torch.Tensor]:
+    def take(self, ids: Int64s) -> dict[str, torch.Tensor]:
         prefetch = self._claim(ids)
         staged = None if prefetch is None else self._result(prefetch.staged)
         if prefetch is None or staged is None:
@@ -139,7 +140,7 @@ class Transfer:
             self._forward(prefetch, staged)
         return self._staging.as_state(staged)
 
-    def put(self, ids: IdArray, state: Mapping[str, torch.Tensor], step: int) -> None:
+    def put(self, ids: Int64s, state: Mapping[str, torch.Tensor], step: int) -> None:
         ascending = sorted_without_repeats(ids)
         values, copied = self._staging.download(state, len(ids))
         done = self.thread.submit(self._scatter, ids, values, copied, step)
@@ -162,7 +163,7 @@ class Transfer:
         self.thread.check()
         self._rows.blocks.check()
 
-    def _claim(self, ids: IdArray) -> _Prefetch | None:
+    def _claim(self, ids: Int64s) -> _Prefetch | None:
         """Return the oldest prefetch of exactly these ids; drop it and all older ones, since batches come in order."""
         for place, prefetch in enumerate(self._prefetches):
             if np.array_equal(prefetch.ids, ids):
@@ -171,14 +172,14 @@ class Transfer:
                 return prefetch
         return None
 
-    def _gather(self, ids: IdArray, *, wait: bool = True) -> StagedRows | None:
+    def _gather(self, ids: Int64s, *, wait: bool = True) -> StagedRows | None:
         staged = self._staging.rows(len(ids))
         if not self._rows.gather(ids, staged.values.numpy(), staged.visits.numpy(), wait=wait):
             return None
         self._staging.upload(staged)
         return staged
 
-    def _gather_now(self, ids: IdArray) -> StagedRows:
+    def _gather_now(self, ids: Int64s) -> StagedRows:
         """Gather rows that were not prefetched, after the puts that they depend on."""
         if not self._rows.blocks.in_memory().all():
             # Wait for all puts, including other rows': the blocks that they release make room for the missing ones.
@@ -206,7 +207,7 @@ class Transfer:
             staged.visits.numpy()[stale] = fresh.visits.numpy()
             self._staging.upload(staged)
 
-    def _scatter(self, ids: IdArray, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:
+    def _scatter(self, ids: Int64s, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:
         if copied is not None:
             wait_for(copied)
         refused = ids[self._rows.scatter(ids, values.numpy(), step)]
@@ -215,13 +216,8 @@ class Transfer:
             if self._selection is not None:
                 refused = self._selection.ids_at(refused)
             named = ", ".join(map(str, refused[:_IDS_LOGGED].tolist())) + (", …" if len(refused) > _IDS_LOGGED else "")
-            _log.warning(
-                "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s",
-                step,
-                len(refused),
-                len(ids),
-                named,
-            )
+            told = "put of step %d: %d of %d new rows are not finite and were refused; sample ids: %s"
+            _log.warning(told, step, len(refused), len(ids), named)
         self._rows.blocks.finished(step)
 
     def _result(self, future: Future[T]) -> T:
@@ -232,7 +228,7 @@ class Transfer:
 
 
 @kernel(f"bool_({IDS}, {IDS})")
-def _meet(ascending: IdArray, other: IdArray) -> bool:
+def _meet(ascending: Int64s, other: Int64s) -> bool:
     """Return whether two ascending vectors share an id. Most batches share none, so a take usually costs only this."""
     i, j = 0, 0
     while i < ascending.shape[0] and j < other.shape[0]:
@@ -244,7 +240,7 @@ def _meet(ascending: IdArray, other: IdArray) -> bool:
     return False
 
 
-def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
+def checked_ids(sample_ids: SampleIds, owned: range) -> Int64s:
     """Return a private copy of `sample_ids`, int64 [b]; b may be 0.
 
     Raises SampleIdError for a wrong dtype, more than one dimension, a GPU tensor, or an id outside `owned`.
@@ -266,7 +262,7 @@ def checked_ids(sample_ids: SampleIds, owned: range) -> IdArray:
     return ids
 
 
-def sorted_without_repeats(ids: IdArray) -> IdArray:
+def sorted_without_repeats(ids: Int64s) -> Int64s:
     """Return `ids` in ascending order. Raises DuplicateIdError naming the first repeated id."""
     ascending = np.sort(ids)
     repeated = ascending[1:] == ascending[:-1]

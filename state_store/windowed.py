@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 
+from ..storage.arrays import Bools, Int64s, Uint32s
 from .background import BackgroundThread
 from .errors import MemoryBudgetError, StateStoreError
 from .history import Snapshot
-from .records import Flags, IdArray, Words, aligned_words
+from .records import aligned_words
 from .rows import Blocks, BlockWindow
 from .schema import Schema
 from .working_tier import WorkingTier
@@ -66,27 +67,27 @@ class WindowedBlocks(Blocks):
             self._step = max(self._step, step)
         self._schedule()
 
-    def places(self, rows: IdArray, *, wait: bool) -> IdArray | None:
+    def places(self, rows: Int64s, *, wait: bool) -> Int64s | None:
         """Raises MemoryBudgetError if the rows span more blocks than there are slots; OSError, DamagedChunkError."""
         blocks, row_in_block = np.divmod(rows, self._block_rows)
         while (absent := self._slot_of[blocks] == _NONE).any():
             if not wait:
                 return None
             self._fetch(int(blocks[absent][0]), np.unique(blocks))
-        places: IdArray = self._slot_of[blocks] * self._block_rows + row_in_block
+        places: Int64s = self._slot_of[blocks] * self._block_rows + row_in_block
         return places
 
-    def changed(self, rows: IdArray) -> None:
+    def changed(self, rows: Int64s) -> None:
         self._unsaved[self._slot_of[rows // self._block_rows]] = True
 
-    def in_memory(self) -> Flags:
-        present: Flags = self._slot_of != _NONE
+    def in_memory(self) -> Bools:
+        present: Bools = self._slot_of != _NONE
         return present
 
-    def records(self, block: int) -> Words:
+    def records(self, block: int) -> Uint32s:
         return self._in_slot(int(self._slot_of[block]), block)
 
-    def fetched(self, block: int) -> Words:
+    def fetched(self, block: int) -> Uint32s:
         return self._tier.read(block)
 
     def follow(self, snapshot: Snapshot) -> None:
@@ -189,7 +190,7 @@ class WindowedBlocks(Blocks):
 
     # For a caller whose block is missing; called under the lock.
 
-    def _fetch(self, block: int, needed: IdArray) -> None:
+    def _fetch(self, block: int, needed: Int64s) -> None:
         """Fetch a block that no window announced, or wait for the thread to read an announced block."""
         if len(needed) > len(self._block_in):
             row_bytes = self.words.shape[1] * 4
@@ -226,7 +227,7 @@ class WindowedBlocks(Blocks):
         self._slot_of[self._block_in[slot]] = _NONE
         self._block_in[slot] = _NONE
 
-    def _in_slot(self, slot: int, block: int) -> Words:
+    def _in_slot(self, slot: int, block: int) -> Uint32s:
         rows = min(self._block_rows, self._rows - block * self._block_rows)
         return self.words[slot * self._block_rows :][:rows]
 

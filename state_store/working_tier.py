@@ -9,13 +9,13 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from ..storage.arrays import Bools, Uint32s
 from ..storage.files import own_directory
 from ..storage.place import Place, working_folder
 from .durable import Repository
 from .errors import DAMAGE, DamagedChunkError
 from .history import Snapshot
 from .reader import read_records
-from .records import Flags, Words
 
 
 class WorkingTier:
@@ -44,7 +44,7 @@ class WorkingTier:
             filters=None,
             config={"write_empty_chunks": True},
         )
-        self._written: Flags = np.zeros(-(-rows // description.block_rows), dtype=bool)
+        self._written: Bools = np.zeros(-(-rows // description.block_rows), dtype=bool)
         self._opened: tuple[Snapshot, zarr.Group] | None = None
         self._first_step = snapshot.step
         self.follow(snapshot)
@@ -53,7 +53,7 @@ class WorkingTier:
         """From now on, read blocks that were never written here from `snapshot`; the older one may be collected."""
         self._snapshot = snapshot
 
-    def read(self, block: int) -> Words:
+    def read(self, block: int) -> Uint32s:
         """Return the records of a block, [rows of the block, row_words]. Raises DamagedChunkError, OSError."""
         start = block * self._description.block_rows
         stop = min(start + self._description.block_rows, len(self._owned))
@@ -89,7 +89,7 @@ class WorkingTier:
                     raise
                 snapshot = earlier[-1]
 
-    def write(self, block: int, words: Words) -> None:
+    def write(self, block: int, words: Uint32s) -> None:
         """Replace the records of a block. On OSError the block keeps its old ones."""
         start = block * self._description.block_rows
         self._array[start : start + len(words)] = words

@@ -160,9 +160,7 @@ class Address:
         def get() -> tuple[bytes, ObjectMeta]:
             found = obstore.get(_store(self.root), self.key)
             if (size := found.meta["size"]) > max_bytes:
-                raise bucket_errors.ObjectTooLargeError(
-                    f"{self} has {size:,} bytes, above the limit for such an object, {max_bytes:,}"
-                )
+                raise bucket_errors.ObjectTooLargeError(f"{self} has {size:,} bytes, above its limit, {max_bytes:,}")
             return bytes(found.bytes()), found.meta
 
         return self._repeated(get)
@@ -185,7 +183,6 @@ class Address:
         return self._repeated(get_range, ended)
 
     def size(self) -> int:
-        """Return an object's size in bytes."""
         return self.version()[0]
 
     def version(self) -> tuple[int, str]:
@@ -346,6 +343,7 @@ class Address:
 
     is_present = exists
     is_file = exists
+    is_seen = exists
 
     def is_folder(self) -> bool:
         """Return True: an address may have any number of objects below it."""
@@ -378,7 +376,6 @@ class Address:
         return (name for name, _, _ in self.listing() if not name.endswith("/"))
 
     def size_below(self) -> int:
-        """Return the bytes of all objects below this address."""
         return sum(size for _, size, _ in self.listing())
 
     def make(self) -> list[Path]:
@@ -391,7 +388,6 @@ class Address:
         yield self
 
     def clear(self) -> None:
-        """Remove all objects below this address."""
         self.remove([name for name, _, _ in self.listing()])
 
     def copied(self, source: LocalPath | Address) -> bool:
@@ -417,16 +413,9 @@ class Address:
         marks = self / _MARKS
         marks.remove([name for name, _, _ in marks.listing()])
 
-    def mark(self, name: str) -> None:
-        """Write an empty object that shows other machines that they share this place."""
-        (self / f"{_MARKS}/{name}.partial").create(b"")
-
-    def sees_mark(self, name: str) -> bool:
-        """Return whether another machine's mark is there."""
-        return (self / f"{_MARKS}/{name}.partial").exists()
-
-    def unmark(self, name: str) -> None:
-        (self / f"{_MARKS}/{name}.partial").delete()
+    def mark(self, name: str) -> Address:
+        """Return the place of an empty object that shows other machines that they share this place."""
+        return self / f"{_MARKS}/{name}.partial"
 
     @property
     def scratch(self) -> LocalPath:

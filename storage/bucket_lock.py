@@ -109,7 +109,6 @@ class BucketLock:
         return self.writer[:8]
 
     def confirm(self, seconds: float) -> None:
-        """As `Lease.confirm`."""
         if _now() + seconds < self._until:
             return
         with self._renewing:

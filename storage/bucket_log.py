@@ -69,14 +69,10 @@ class PartsReader:
         return self._parts[-1].of(self._folder).modified()
 
     def _read(self, start: int, length: int) -> bytes:
-        stop = min(start + length, self.size)
-        wanted = [(part, max(start, part.start), min(stop, part.end)) for part in self._parts]
-        pieces = [
-            part.of(self._folder).read_range(begin - part.start, end - begin)
-            for part, begin, end in wanted
-            if begin < end
-        ]
-        return b"".join(pieces)
+        wanted = [(part, max(start, part.start), min(start + length, part.end)) for part in self._parts]
+        return b"".join(
+            part.of(self._folder).read_range(low - part.start, high - low) for part, low, high in wanted if low < high
+        )
 
 
 class BucketLog:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import socket
 import stat
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,6 +61,27 @@ def open_regular_descriptor(path: str | os.PathLike[str], flags: int = os.O_RDON
     return descriptor
 
 
+class RegularFile:
+    """An open regular file, or the target of a link; it closes when garbage-collected.
+
+    Raises NotRegularFileError, OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], flags: int = 0) -> None:
+        """flags: as for os.open, such as O_NOFOLLOW."""
+        self.number = open_regular_descriptor(path, flags)
+        weakref.finalize(self, os.close, self.number).atexit = False
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return os.fstat(self.number).st_size
+
+    def read(self, start: int, length: int) -> bytes:
+        """Return `length` bytes from `start`, fewer at the end."""
+        return os.pread(self.number, length, start)
+
+
 def read_regular(path: str | os.PathLike[str], max_bytes: int = MAX_TEXT_BYTES) -> bytes:
     """Return the content of a regular file. Raises as `open_regular`, and OSError if it exceeds `max_bytes`."""
     with open_regular(path) as file:
@@ -79,13 +101,11 @@ def open_own(path: str | os.PathLike[str], flags: int) -> int:
         descriptor = open_regular_descriptor(path, flags | os.O_NOFOLLOW)
     except OSError:
         if os.path.islink(path):
-            raise NotRegularFileError(f"{path} is a link, and files are not written through links; remove it") from None
+            raise NotRegularFileError(f"{path} is a link, and no file is written through links; remove it") from None
         raise
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
-        raise NotRegularFileError(
-            f"{path} has a second hard link, and writing would change that as well; replace it with a copy"
-        )
+        raise NotRegularFileError(f"{path} has a second hard link, which writing changes too; replace it with a copy")
     return descriptor
 
 
@@ -118,9 +138,7 @@ def own_directory(path: Path) -> Path:
 def refuse_link(path: Path) -> None:
     """Raise NotRegularFileError if `path` itself is a link, since files below it would be written elsewhere."""
     if path.is_symlink():
-        raise NotRegularFileError(
-            f"{path} is a link, and files are not written through links; replace it with its target"
-        )
+        raise NotRegularFileError(f"{path} is a link, and no file is written through links; replace it with its target")
 
 
 def is_still(path: Path, descriptor: int) -> bool:

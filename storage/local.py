@@ -1,7 +1,5 @@
 """A path in the file system, with the same verbs as `bucket.Address`."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat
@@ -9,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path, PosixPath
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO, ClassVar, Self
 
 from . import files
 from .lock import FileLock, lock_holder
@@ -150,7 +148,7 @@ class LocalPath(PosixPath):
         return made
 
     @contextmanager
-    def built(self) -> Iterator[LocalPath]:
+    def built(self) -> Iterator[Self]:
         """Yield a folder that gets this name when the block ends, if this is free or an empty folder.
 
         It is removed if the block fails, and first what a killed block left, whose lock is still there. Raises
@@ -201,37 +199,35 @@ class LocalPath(PosixPath):
         """Remove temporary files of killed writers in a folder. Only the folder's writer may call this."""
         files.remove_leftovers(self)
 
-    def mark(self, name: str) -> None:
-        """Write an empty file that shows other machines that they share this folder."""
-        (self / f".ranks.{name}.partial").touch(exist_ok=False)
+    def mark(self, name: str) -> Self:
+        """Return the place of an empty file that shows other machines that they share this folder."""
+        return self / f".ranks.{name}.partial"
 
-    def sees_mark(self, name: str) -> bool:
-        mark, end = self / f".ranks.{name}.partial", time.monotonic() + SEEN_WITHIN_SECONDS
-        while not (is_seen := mark.exists()) and time.monotonic() < end:
+    def is_seen(self) -> bool:
+        """Return whether the file exists, or is about to be seen by this machine."""
+        end = time.monotonic() + SEEN_WITHIN_SECONDS
+        while not (is_there := self.exists()) and time.monotonic() < end:
             # A network disk caches that a file is missing until a directory is listed.
-            for folder in (self.parent, self):
+            for folder in (self.parent.parent, self.parent):
                 with suppress(OSError):
                     os.listdir(folder)
             time.sleep(0.1)
-        return is_seen
-
-    def unmark(self, name: str) -> None:
-        (self / f".ranks.{name}.partial").unlink(missing_ok=True)
+        return is_there
 
     @property
-    def scratch(self) -> LocalPath:
+    def scratch(self) -> Self:
         """This machine's folder for working files: the folder itself."""
         return self
 
-    def made_scratch(self) -> LocalPath:
+    def made_scratch(self) -> Self:
         """Return `scratch`, which the owner makes."""
         return self
 
     @contextmanager
-    def on_this_machine(self, names: Iterable[str]) -> Iterator[LocalPath]:
+    def on_this_machine(self, names: Iterable[str]) -> Iterator[Self]:
         """Yield a folder of this name that holds these files: the folder itself."""
         yield self
 
-    def output(self, name: str) -> LocalPath:
+    def output(self, name: str) -> Self:
         """Return the default path for a report on this folder: inside it."""
         return self / name

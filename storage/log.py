@@ -1,14 +1,11 @@
 """A file that grows during training and is read meanwhile: on a disk, the file itself."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from .files import open_regular
+from .files import RegularFile
 
 
 class FileLog:
@@ -36,27 +33,10 @@ class FileLog:
         """Publish the lines added since the last call. Raises OSError; the next call then publishes them."""
 
     @contextmanager
-    def opened(self) -> Iterator[FileReader]:
+    def opened(self) -> Iterator[RegularFile]:
         """Open the published log. Raises OSError."""
-        with open_regular(self._file) as file:
-            yield FileReader(file.fileno())
+        yield RegularFile(self._file)
 
     def modified(self) -> float:
         """Return the time of the last addition, in seconds since 1970. Raises FileNotFoundError if there is none."""
         return self._file.stat().st_mtime
-
-
-class FileReader:
-    """Random access to a log."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    @property
-    def size(self) -> int:
-        """Length in bytes."""
-        return os.fstat(self._descriptor).st_size
-
-    def read(self, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start`, fewer at the end."""
-        return os.pread(self._descriptor, length, start)

@@ -10,15 +10,14 @@ from functools import cached_property
 from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from .arrays import Bools, Int64s
 from .place import Place
 from .sealed_json import DamagedJSONError, seal_document, unseal
-from .selection import About, Selection, SelectionError
+from .selection import About, Selection, unusable
 
 MIXTURE = "mixture.json"
-Ids = NDArray[np.int64]
 _Count = Annotated[int, Field(ge=1, lt=1 << 48)]
 _Counts = Annotated[list[_Count], Field(min_length=1, max_length=1 << 16)]
 
@@ -48,18 +47,18 @@ class MixedRows(Selection):
         rows, digest = self.shards * int(self.first_block[-1]) * self.block_rows, hashlib.sha256(self._sealed())
         return About.model_construct(samples=sum(self.samples), kept=rows, ids=digest.hexdigest(), weights=None)
 
-    def positions(self, ids: Ids, expected: Ids | None = None) -> Ids:
+    def positions(self, ids: Int64s, expected: Int64s | None = None) -> Int64s:
         """Return the rows of these ids, int64 [b]."""
         part = np.searchsorted(self.first_id, ids, "right") - 1
         block, place = np.divmod(ids - self.first_id[part], self.block_ids[part])
         return self.blocks_at(part, block) * self.block_rows + place
 
-    def blocks_at(self, part: Ids | int, blocks: Ids) -> Ids:
+    def blocks_at(self, part: Int64s | int, blocks: Int64s) -> Int64s:
         """Return the numbers of a part's blocks among those of all parts."""
         shard, block = np.divmod(blocks, np.array(self.blocks)[part])
         return np.asarray(shard * self.first_block[-1] + self.first_block[part] + block)
 
-    def ids_at(self, positions: Ids) -> Ids:
+    def ids_at(self, positions: Int64s) -> Int64s:
         """Return the ids of the samples of these rows, int64 [b]; any number for a row without a sample."""
         block, place = np.divmod(positions, self.block_rows)
         shard, block = np.divmod(block, self.first_block[-1])
@@ -67,7 +66,7 @@ class MixedRows(Selection):
         block += shard * np.array(self.blocks)[part] - self.first_block[part]
         return np.asarray(self.first_id[part] + block * self.block_ids[part] + place)
 
-    def are_used(self, rows: Ids) -> NDArray[np.bool_]:
+    def are_used(self, rows: Int64s) -> Bools:
         """Return which rows have a sample, bool [b]."""
         ids = np.minimum(self.ids_at(rows), self.about.samples - 1)
         return np.asarray(self.positions(ids) == rows)
@@ -89,9 +88,6 @@ class MixedRows(Selection):
         try:
             rows = cls(**dict(_Numbers.model_validate(unseal((folder / MIXTURE).read_bytes()))))
         except (DamagedJSONError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise SelectionError(
-                f"{folder / MIXTURE} is damaged: {reason}; restore it from a copy of the run"
-            ) from None
+            raise unusable(folder / MIXTURE, f"is damaged: {' '.join(str(error).split())}") from None
         rows.folder = folder
         return rows

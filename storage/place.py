@@ -16,10 +16,10 @@ from .bucket import SCRATCH, Address, is_address, made_folder, scratch_of
 from .bucket_errors import AddressError
 from .bucket_lock import BucketLock, bucket_lock_status
 from .bucket_log import BucketLog, PartsReader
-from .files import NotRegularFileError, written_aside
+from .files import NotRegularFileError, RegularFile, written_aside
 from .local import LocalPath
 from .lock import FileLock, LockStatus, TakenOverError, file_lock_status
-from .log import FileLog, FileReader
+from .log import FileLog
 from .step_folders import BucketSteps, LocalSteps
 
 Place: TypeAlias = LocalPath | Address
@@ -29,7 +29,7 @@ Places: TypeAlias = AnyPlace | Sequence[AnyPlace]
 """A dataset's place, or those of a mixture's parts."""
 Lock: TypeAlias = FileLock | BucketLock
 Log: TypeAlias = FileLog | BucketLog
-LogReader: TypeAlias = FileReader | PartsReader
+LogReader: TypeAlias = RegularFile | PartsReader
 L = TypeVar("L")
 B = TypeVar("B")
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from . import files
+from .arrays import Bools, Float32s, Int64s
 from .bucket import Address
 from .local import LocalPath
 from .place import Place
@@ -37,6 +38,10 @@ _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 class SelectionError(OSError):
     """A run's copy of its selection is missing, damaged or another run's."""
+
+
+def unusable(path: Path | Address, what: str) -> SelectionError:
+    return SelectionError(f"{path} {what}; restore it from a copy of the run")
 
 
 class About(BaseModel, frozen=True):
@@ -87,40 +92,37 @@ class Selection:
         try:
             return About.model_validate(unseal(path.read_bytes()))
         except FileNotFoundError as error:
-            raise SelectionError(f"{path} is missing; restore it from a copy of the run") from error
+            raise unusable(path, "is missing") from error
         except (DamagedJSONError, ValidationError) as error:
-            reason = " ".join(str(error).split())
-            raise SelectionError(f"{path} is damaged: {reason}; restore it from a copy of the run") from error
+            raise unusable(path, f"is damaged: {' '.join(str(error).split())}") from error
 
     @cached_property
-    def ids(self) -> NDArray[np.int64] | None:
+    def ids(self) -> Int64s | None:
         """Ids of the selected samples, int64 [kept], ascending, mapped; None if all samples are selected."""
         return self._mapped(IDS) if self.about.ids else None
 
     @cached_property
-    def weights(self) -> NDArray[np.float32] | None:
+    def weights(self) -> Float32s | None:
         """Weights of the selected samples, float32 [kept], mapped; None without weights."""
         return self._mapped(WEIGHTS) if self.about.weights else None
 
     @cached_property
-    def without(self) -> NDArray[np.int64] | None:
+    def without(self) -> Int64s | None:
         """Positions of the holes, int64 [holes], ascending, mapped; None if there are none."""
         return self.ascending(WITHOUT, self._mapped(WITHOUT), 0, self.about.kept) if self.about.without else None
 
-    def ascending(self, name: str, numbers: NDArray[np.int64], start: int, stop: int) -> NDArray[np.int64]:
+    def ascending(self, name: str, numbers: Int64s, start: int, stop: int) -> Int64s:
         """Return a file's numbers. Raises SelectionError unless they are ascending and within start … stop - 1."""
         if len(numbers) and not (start <= numbers[0] and numbers[-1] < stop and (numbers[:-1] < numbers[1:]).all()):
-            raise SelectionError(
-                f"{self.folder / name} is damaged: not ascending in {start:,} … {stop - 1:,}; restore it from a copy"
-            )
+            raise unusable(self.folder / name, f"is damaged: not ascending in {start:,} … {stop - 1:,}")
         return numbers
 
     @property
-    def forgotten(self) -> NDArray[np.int64]:
+    def forgotten(self) -> Int64s:
         """Ids of the samples in holes, int64 [holes], ascending."""
         return np.empty(0, np.int64) if self.without is None else self.ids_at(self.without)
 
-    def are_present(self, positions: NDArray[np.int64] | range) -> NDArray[np.bool_]:
+    def are_present(self, positions: Int64s | range) -> Bools:
         """Return which positions are no holes, bool [b]."""
         asked = np.arange(positions.start, positions.stop) if isinstance(positions, range) else positions
         if self.without is None:
@@ -128,16 +130,16 @@ class Selection:
         places = np.minimum(np.searchsorted(self.without, asked), len(self.without) - 1)
         return np.asarray(self.without[places] != asked)
 
-    def are_trained(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def are_trained(self, ids: Int64s) -> Bools:
         """Return which samples of the dataset are selected and no holes, bool [b]."""
         places = ids if self.ids is None else np.searchsorted(self.ids, ids).clip(max=len(self.ids) - 1)
         return np.asarray((self.ids_at(places) == ids) & self.are_present(places))
 
-    def ids_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def ids_at(self, positions: Int64s) -> Int64s:
         """Return the ids of the samples at these positions, int64 [b]."""
         return positions if self.ids is None else self.ids[positions]
 
-    def positions(self, ids: NDArray[np.int64], expected: NDArray[np.int64]) -> NDArray[np.int64]:
+    def positions(self, ids: Int64s, expected: Int64s) -> Int64s:
         """Return the positions of selected samples, int64 [b]. Raises ValueError if a sample is not selected.
 
         expected: likely positions, int64 [any]. If they are right, no search is needed: among 10⁸ ids it takes 5 µs
@@ -147,7 +149,7 @@ class Selection:
             return ids
         if len(ids) == len(expected) and np.array_equal(self.ids[expected], ids):
             return expected
-        places: NDArray[np.int64] = np.searchsorted(self.ids, ids)
+        places: Int64s = np.searchsorted(self.ids, ids)
         found = self.ids[np.minimum(places, len(self.ids) - 1)] == ids
         if not found.all():
             raise ValueError(f"sample {ids[~found][0]} is not among the {len(self.ids):,} selected ones")
@@ -158,10 +160,7 @@ class Selection:
         for name, (digest, _) in self.about.arrays.items():
             self._mapped(name)  # check the length first: do not read a sparse file of a terabyte
             if files.sha256_of(self._local / name) != digest:
-                raise SelectionError(
-                    f"{self.folder / name} is damaged: its sha256 differs from the one in {ABOUT}; restore it from a "
-                    "copy of the run"
-                )
+                raise unusable(self.folder / name, f"is damaged: its sha256 differs from the one in {ABOUT}")
 
     def _mapped(self, name: str) -> NDArray[Any]:
         path, dtype, rows = self._local / name, _DTYPES[name], self.about.arrays[name][1]
@@ -171,14 +170,12 @@ class Selection:
                 if size == rows * dtype.itemsize:
                     return np.memmap(file, dtype, mode="r", shape=(rows,)).view(np.ndarray)
         except FileNotFoundError as error:
-            raise SelectionError(f"{path} is missing; restore it from a copy of the run") from error
+            raise unusable(path, "is missing") from error
         raise self._of_wrong_size(name, size)
 
     def _of_wrong_size(self, name: str, size: int) -> SelectionError:
-        return SelectionError(
-            f"{self.folder / name} is damaged: it has {size:,} bytes instead of "
-            f"{self.about.arrays[name][1] * _DTYPES[name].itemsize:,}; restore it from a copy of the run"
-        )
+        expected = self.about.arrays[name][1] * _DTYPES[name].itemsize
+        return unusable(self.folder / name, f"is damaged: it has {size:,} bytes instead of {expected:,}")
 
     @cached_property
     def _local(self) -> Path:

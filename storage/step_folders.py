@@ -108,11 +108,10 @@ class BucketSteps:
         found = {name: parts for name, _, _ in self._folder.listing() if (parts := self._object.fullmatch(name))}
         standing_ones = self._standing(found.values())
         kept = {standing_ones[step] for step in keep if step in standing_ones}
-        unneeded = [
-            name for name, parts in found.items() if parts[1] not in kept and int(parts[2]) <= max(keep, default=-1)
-        ]
+        newest = max(keep, default=-1)
+        gone = [name for name, parts in found.items() if parts[1] not in kept and int(parts[2]) <= newest]
         for of_seals in (True, False):
-            self._folder.remove(name for name in unneeded if name.endswith(self._files[-1]) is of_seals)
+            self._folder.remove(name for name in gone if name.endswith(self._files[-1]) is of_seals)
 
     def _standing(self, objects: Iterable[re.Match[str]]) -> dict[int, str]:
         """Return step → name of the folders that count, given all matches of object names."""

@@ -37,6 +37,15 @@ def test_a_folder_that_lacks_a_requirement_or_has_one_twice_is_refused(script, t
     ]  # fmt: skip
 
 
+def test_what_an_extra_needs_is_needed_where_a_wheel_asks_for_the_extra(script, tmp_path):
+    wheel(tmp_path, "two", "three; extra == 'more'")
+    wheel(tmp_path, "one", "two")
+    script.refuse_incomplete(tmp_path, set(), "3.12")
+    wheel(tmp_path, "zero", "two[more]")
+    with pytest.raises(SystemExit, match="two needs three"):
+        script.refuse_incomplete(tmp_path, set(), "3.12")
+
+
 def test_a_version_that_a_wheel_does_not_take_is_refused(script, tmp_path):
     wheel(tmp_path, "one", "two>=2")
     wheel(tmp_path, "two")
@@ -48,3 +57,9 @@ def test_what_the_image_has_is_not_brought_nor_what_it_needs(script):
     lacking = script.lacking({"torch", "transformers", "rich", "matplotlib", "opencv-python"}, "3.12")
     assert {"zarr", "icechunk", "ffcv", "pydantic", "typing-inspection"} <= lacking.keys()
     assert not {"torch", "sympy", "markdown-it-py", "nvidia-dali-cuda130"} & lacking.keys()
+
+
+def test_dali_comes_with_its_decoders_if_it_is_named(script):
+    lacking = script.lacking({"torch", "numpy"}, "3.12", ["nvidia-dali-cuda130", "webdataset==0.2.86"])
+    assert {"nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-libnvcomp-cu13", "nvidia-nvjpeg"} <= lacking.keys()
+    assert lacking["webdataset"] == "0.2.86"

@@ -37,8 +37,34 @@ def test_importing_thermopile_or_its_command_line_imports_nothing_heavy(code):
     assert imported_by(code) & HEAVY == set()
 
 
+IMPORTED_FOR_HELP = """
+import sys
+from click.testing import CliRunner
+from thermopile.tools.cli import main
+
+heavy, imported = set(sys.argv[1:]), {}
+def show(command, *words):
+    assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0, words
+    imported[words], _ = heavy & set(sys.modules), heavy.difference_update(sys.modules)
+    for name in command.list_commands(None) if hasattr(command, "list_commands") else ():
+        show(command.get_command(None, name), *words, name)
+show(main)
+assert len(imported) > 30 and not any(imported.values()), {words: found for words, found in imported.items() if found}
+"""
+
+
+def test_the_help_of_no_command_waits_for_anything_heavy():
+    subprocess.run([sys.executable, "-c", IMPORTED_FOR_HELP, *HEAVY], check=True)
+
+
+@pytest.mark.wide
+def test_torchs_compiler_is_imported_by_the_first_step_and_by_nothing_before():
+    """It takes longer than torch itself, and most commands make no step."""
+    assert "torch._dynamo" not in imported_by("import thermopile.trainer.loop, thermopile.trainer.export")
+
+
 def test_reading_the_state_of_a_run_needs_no_torch():
-    assert imported_by("from thermopile.state_store import StateReader") & {"torch", "ffcv", "numba"} == set()
+    assert imported_by("from thermopile.state_store.reader import StateReader") & {"torch", "ffcv", "numba"} == set()
 
 
 TRAINING_WITHOUT_LOADERS = """

@@ -33,26 +33,21 @@ ANY_PLACE = PlaceType(click.Path(path_type=LocalPath))
 """A path or an address of which nothing is asked."""
 
 
-class DatasetPath(PlaceType):
-    """An existing directory, or an Address; for an unfinished conversion, the error says how to continue."""
-
-    def __init__(self) -> None:
-        super().__init__(_Directory(exists=True, file_okay=False, path_type=LocalPath))
-
-
 class _Directory(click.Path):
+    """An existing directory; for an unfinished conversion, the error says how to continue."""
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not os.path.isfile(os.path.join(value, "dataset.json")):
             from ..pipeline.conversion.partial import Partial
 
             if Partial(LocalPath(value)).in_progress:
-                self.fail(
-                    f"{value} is incomplete: its conversion was interrupted or is still running; continue it "
-                    f"with `thermopile convert … {quote(str(value))} --resume`",
-                    param,
-                    ctx,
-                )
+                why = "its conversion was interrupted or is still running"
+                cure = f"continue it with `thermopile convert … {quote(str(value))} --resume`"
+                self.fail(f"{value} is incomplete: {why}; {cure}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+DATASET = PlaceType(_Directory(exists=True, file_okay=False, path_type=LocalPath))
 
 
 def flag(name: str, help: str) -> click.Option:
@@ -76,7 +71,7 @@ TARS_HELP = "Where the tars of a dataset in place are now."
 TARS = click.option("--tars", type=ANY_PLACE, metavar="ROOT", help=TARS_HELP)
 RUN_DATA = click.option(
     "--data",
-    type=DatasetPath(),
+    type=DATASET,
     multiple=True,
     callback=lambda *given: given[-1] or None,
     help="New path of the run's dataset, if it was moved; of a mixture, repeat it for each part, in their order.",

@@ -22,7 +22,7 @@ from ..trainer.errors import ConfigError, RunError, RunExistsError, TrainingErro
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 
 COMMANDS = {
-    "convert": (".convert:command", "Convert a source to a dataset directory, or check one."),
+    "convert": (".convert_commands:command", "Convert a source to a dataset directory, or check one."),
     "show": (".show:show", "Draw samples of a dataset and their augmented views."),
     "train": (".train:command", "Train encoders with a temperature per sample."),
     "score": (".score:score", "Judge pairs by a model that is not trained on them."),
@@ -30,7 +30,7 @@ COMMANDS = {
     "presets": (".settings:presets", "List the presets."),
     "settings": (".settings:settings", "Explain the settings."),
     "status": (".status:status", "Show whether a run trains, and its progress."),
-    "inspect": (".inspect:command", "Summarise the temperatures of a run."),
+    "inspect": (".inspect_command:command", "Summarise the temperatures of a run."),
     "curate": (".curate:curate", "Choose what to train on next."),
     "eval": (".eval:eval_", "Score the features of a run's encoders."),
     "effect": (".effect:effect", "Compare the scores of runs on the same test samples."),

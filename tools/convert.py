@@ -1,10 +1,8 @@
-"""`thermopile convert`: write a dataset from a source, and a test set on request; check one."""
+"""Write a dataset from a source, and a test set on request."""
 
-import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +12,6 @@ from threading import Timer
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ..pipeline.conversion.append import appended_path, is_joining, join, refuse_known, refuse_ungrowable
 from ..pipeline.conversion.conversion import Conversion, Summary, lengths_of
@@ -36,118 +33,19 @@ from ..storage.local import LocalPath
 from ..storage.place import AnyPlace, Place, place_of
 from ..storage.sealed_json import parse
 from ..trainer.config.layers import read_preset
-from ..trainer.plugins import installed
 from ..trainer.run.selection_files import selected_ids
 from ..trainer.run_directory import refuse_in_run
 from . import convert_splits
-from .arguments import ANY_PLACE, TARS, DatasetPath
-from .convert_options import ConvertOptions, PartNumber, options_of
-from .convert_sources import KINDS, Kind, kind_named, users_kind
+from .convert_options import ConvertOptions, PartNumber
+from .convert_sources import Kind, kind_named, users_kind
 from .printing import MAX_ERROR_CHARACTERS, plain_text
 from .progress import progress_bar
 
 SECONDS_UNTIL_HINT = 2.0
-MAX_OF_A_KIND = 10
-"""Findings of a kind that `check` prints."""
 TRIAL = 2_000
 """Samples that a dry run reads, unless --limit says how many."""
 FEW_SAMPLES = 20_000
 """Below, the preset `small` is meant for the dataset; from so many pairs on, 1 % are enough to plant."""
-
-
-class _Kinds(click.Group):
-    """Also takes `module:name` for a kind, or the entry point of an installed package."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = cmd_name if ":" in cmd_name else "" if cmd_name in self.commands else installed("sources").get(cmd_name)
-        return _command(users_kind(own)) if own else super().get_command(ctx, cmd_name)
-
-
-@click.group(
-    cls=_Kinds,
-    epilog="\b\nExamples:\n"
-    "  thermopile convert glyphs data/glyphs\n"
-    "  thermopile convert folder ~/pictures data/pictures --max-size 256\n"
-    "  thermopile convert webdataset cc12m/*.tar data/cc12m --resume\n"
-    "  thermopile convert my_records:Records ~/records data/records\n"
-    "  thermopile convert check data/pictures",
-)
-def command() -> None:
-    """Convert a source to a dataset directory, or check one.
-
-    Samples that cannot be read are left out and listed in OUT/errors.jsonl. Use --resume to continue an interrupted
-    conversion.
-    """
-
-
-def _command(kind: Kind) -> click.Command:
-    def converted(out: Place, seed: int, src: Any = None, **values: Any) -> None:
-        context = click.get_current_context()
-        given = {name for name in values if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-        own = {name: values.pop(name) for option in kind.options if (name := option.name)}
-        asked = ConvertOptions.of({"seed": seed, "given": given} | values)
-        try:
-            with redirect_stdout(sys.stderr) if asked.as_json else nullcontext():
-                results = run(kind, seed if kind.src is None else src, own, out, asked)
-        except Exception as error:
-            if kind.is_users:  # whose code may raise anything
-                error.add_note(f"raised while {kind.name} was read")
-            raise
-        if asked.as_json:
-            click.echo(json.dumps({"datasets": results}))
-
-    src = [click.Argument(["src"], type=kind.src, nargs=-1 if kind.many else 1, required=True)] if kind.src else []
-    return click.Command(
-        kind.name,
-        params=[*src, click.Argument(["out"], type=ANY_PLACE), *kind.options, *options_of(kind)],
-        callback=converted,
-        help=kind.help,
-        epilog=f"\b\nExample:\n  thermopile convert {kind.name} {kind.example}",
-    )
-
-
-for _kind in KINDS:
-    command.add_command(_command(_kind))
-
-
-@command.command(
-    short_help="Check that a dataset is sound.",
-    epilog="\b\nExamples:\n"
-    "  thermopile convert check data/pictures\n"
-    "  thermopile convert check data/pictures --json\n\n"
-    "Exit codes: 0 sound, 1 not sound or not found, 2 wrong usage.",
-)
-@click.argument("dataset", type=DatasetPath())
-@TARS
-@click.option("--workers", type=click.IntRange(1), help="Threads. Default: one per core.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
-@click.pass_context
-def check(context: click.Context, dataset: Place, tars: Place | None, workers: int | None, as_json: bool) -> None:
-    """Check that DATASET is sound: read every byte and decode every picture.
-
-    Compares shards with their digests, tables with the FFCV files, pictures with their recorded sizes and tokens with
-    the captions. Ids must be dense, and no source sample may occur twice.
-    """
-    samples = read_index(dataset).n
-    from ..pipeline.conversion.check import check_dataset  # late, because it imports torch
-
-    with progress_bar(f"checking {dataset.name}", samples) as bar:
-        findings = list(check_dataset(dataset, tars=tars, workers=workers, on_progress=bar.update))
-    if as_json:
-        found = [finding._asdict() for finding in findings]
-        click.echo(json.dumps({"dataset": str(dataset), "samples": samples, "sound": not found, "findings": found}))
-    elif not findings:
-        click.echo(f"{dataset} is sound: {convert_splits.samples(samples)}")
-    else:
-        for kind in dict.fromkeys(finding.kind for finding in findings):
-            of_kind = [finding for finding in findings if finding.kind == kind]
-            for finding in of_kind[:MAX_OF_A_KIND]:
-                click.echo(f"{kind}: {finding.where}: {plain_text(finding.what)}")
-            if len(of_kind) > MAX_OF_A_KIND:
-                click.echo(f"{kind}: and {len(of_kind) - MAX_OF_A_KIND:,} more")
-        click.echo("Not sound. Convert the dataset again, or copy it again from its origin.")
-    if findings:
-        context.exit(1)
 
 
 def convert(
@@ -219,7 +117,7 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     else:
         start_workers_early()
     with _hint_if_slow(f"listing {kind.name} …"):
-        sources = kind.open(src, **own, **_of_tars(grown, named) if kind.in_order else {})
+        sources = kind.open(src, **own, **_of_tars(grown, named, asked) if kind.in_order else {})
         for note in sources[0].notes:
             click.echo(plain_text(note, MAX_ERROR_CHARACTERS), err=True)
         settings = _settings(sources[0], grown, asked)
@@ -260,10 +158,9 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
 
 def _refuse_too_many(left_out: int, samples: int, allowed: float) -> None:
     if left_out > allowed * (total := left_out + samples) + 1e-9:
-        raise SourceError(
-            f"{left_out:,} of {total:,} samples that were tried cannot be used; the conversion would fail, since "
-            f"--max-error-rate allows {allowed:.3g} of them. Nothing was written"
-        )
+        unusable = f"{left_out:,} of {total:,} samples that were tried cannot be used"
+        why = f"since --max-error-rate allows {allowed:.3g} of them"
+        raise SourceError(f"{unusable}; the conversion would fail, {why}. Nothing was written")
 
 
 def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
@@ -286,10 +183,10 @@ def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
         settings += [f"model.{side}.name={model}" for side in sides]
         preset = "" if sides else preset  # which would replace the model's encoders
     if not preset and size > 64:  # for which there are no built-in encoders
-        from ..trainer.run.settings_of_data import NAMED  # late, because it imports torch
+        from ..trainer.run.chosen_settings import NAMED  # late, because it imports torch
 
         unnamed = [side for side in NAMED if side not in sides and (side == "image" or index.mode == "pairs")]
-        settings += [f"model.{side}.name={NAMED[side][0]}" for side in unnamed]
+        settings += [f"model.{side}.name={NAMED[side]}" for side in unnamed]
     is_chosen = not preset and out.is_remote
     settings += [f"data.image_size={size}"] * (is_chosen or size != (64 if preset == "small" else usual))
     settings += ["data.planted=0.01"] * (index.mode == "pairs" and not is_small)
@@ -317,21 +214,18 @@ def _convert_all(
     with TemporaryDirectory(prefix="thermopile-convert-") as folder:
         options: dict[str, Any] = {"overwrite": asked.overwrite, "pool": processes(asked.workers)}
 
-        def of_test(split: convert_splits.Split) -> Conversion:
+        def conversion_of(split: convert_splits.Split) -> Conversion:
             """A test set has the tokenizer of its training set."""
-            tokenizer = _tokenizer_of(out, Path(folder))
-            return Conversion(split.source, split.out, settings, split.selection, tokenizer, lengths_of(out), **options)
+            tokens = () if split is splits[0] else (_tokenizer_of(out, Path(folder)), lengths_of(out))
+            return Conversion(split.source, split.out, settings, split.selection, *tokens, **options)
 
         def begin_tests() -> None:
             """Begin them with their training set, since whoever begins that has counted the samples."""
             for split in splits[1:]:
-                of_test(split).begin()
+                conversion_of(split).begin()
 
         for split in splits:
-            if split is splits[0]:
-                conversion = Conversion(split.source, split.out, settings, split.selection, **options)
-            else:
-                conversion = of_test(split)
+            conversion = conversion_of(split)
             if asked.part:
                 counts_all = split is splits[0] and splits[1:] and split.source.files_in_order
                 results.append(_convert_part(split, conversion, asked.part, begin_tests if counts_all else None))
@@ -347,6 +241,8 @@ def _convert_all(
             else:
                 summary = _convert(partial(conversion.run, resume=asked.resume), split, settings)
             results.append(convert_splits.summary_as_json(summary, split))
+        if len(splits) > 1 and not (asked.part or out.is_remote):  # else the whole index of the rows would be fetched
+            convert_splits.say_shared(*splits)
     return results
 
 
@@ -418,21 +314,20 @@ def _settings(source: Source, grown: LocalPath | None, asked: ConvertOptions) ->
         return asked.settings.model_copy(update=_kept(index, lambda: grown / TOKENIZER_FILE))
     if isinstance(source, DatasetSource):
         return asked.settings.model_copy(update=_kept(source.dataset.index, lambda: source.dataset.tokenizer_path))
-    of_captions = [name for name in ("vocab_size", "tokenizer", "context_length") if name in asked.given]
-    if of_captions and source.mode == "images":
-        options = " and ".join(f"--{name.replace('_', '-')}" for name in of_captions)
+    if asked.of_captions and (source.mode == "images" or source.describe().get("caption", "") is None):
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in asked.of_captions)
         cure = "leave out what is of captions, or name them with --caption"
         raise click.UsageError(f"no captions are converted, so {options} would have no effect; {cure}")
     return asked.settings.suited_to(source, partial(click.echo, err=True))
 
 
-def _of_tars(grown: LocalPath | None, named: Mapping[str, str]) -> dict[str, Any]:
+def _of_tars(grown: LocalPath | None, named: Mapping[str, str], asked: ConvertOptions) -> dict[str, Any]:
     """Return what a source of tars must know of the command and of the dataset that it is appended to."""
-    index = read_index(grown) if grown else None
+    index, captions = read_index(grown) if grown else None, ["caption"] if asked.of_captions else []
     return {
-        "required": tuple(named),
+        "required": (*named, *captions),
         "required_mode": index.mode if index else "",
-        "behind": index.tars if index else None,
+        "behind": index and index.tars,
     }
 
 
@@ -494,9 +389,11 @@ def _convert(convert: Callable[..., Summary], split: convert_splits.Split, setti
         raise
     except (Exception, KeyboardInterrupt) as error:
         # A store that went away is not asked again: it would hide the error for as long as it is waited for.
-        kept = not split.is_trial and (split.out.is_remote or Partial(split.out).keeps_work)
-        if kept and "--resume" not in str(error):
-            click.echo("Finished shards are kept; continue with the same command and --resume.", err=True)
+        is_unknown = split.out.is_remote and isinstance(error, OSError | KeyboardInterrupt)
+        begun = Partial(split.out)
+        if not split.is_trial and "--resume" not in str(error) and (is_unknown or begun.keeps_work):
+            kept = "" if is_unknown or not begun.keeps_shards else "Finished shards are kept; "
+            click.echo(f"{kept}continue with the same command and --resume.", err=True)
         raise
     convert_splits.say_summary(summary, split, settings)
     return summary

@@ -50,6 +50,11 @@ class ConvertOptions:
     limit: int | None = None
     dry_run: bool = False
 
+    @property
+    def of_captions(self) -> list[str]:
+        """Names of the given options that only captions need."""
+        return [name for name in ("vocab_size", "tokenizer", "context_length") if name in self.given]
+
     @classmethod
     def of(cls, values: dict[str, Any]) -> Self:
         """Return the options, after fetching a model's tokenizer. Vocabulary and context are chosen unless given."""
@@ -89,10 +94,7 @@ _OF_NEW_SAMPLES = (
         metavar="N|FRACTION",
         help="Hold out this many samples, or fraction, as OUT-test, class-balanced.",
     ),
-    flag(
-        "append",
-        "Append the samples to the dataset OUT, with its tokenizer and picture sizes; its own samples keep their ids.",
-    ),
+    flag("append", "Append samples to the dataset OUT, with its tokenizer and picture sizes; its own keep their ids."),
 )
 _LONGTAIL = click.Option(
     ["--longtail"],
@@ -132,20 +134,10 @@ _OF_CAPTIONS = (
 _OF_PICTURES = (
     defaulting("max-size", click.IntRange(8), 512, "Downscale pictures whose short side is longer, in pixels."),
     defaulting("quality", click.IntRange(1, 100), 90, "JPEG quality of re-encoded pictures."),
-    defaulting(
-        "max-pixels",
-        click.IntRange(1),
-        MAX_PIXELS,
-        "Leave out pictures with more pixels: a small file may claim a huge picture.",
-    ),
+    defaulting("max-pixels", click.IntRange(1), MAX_PIXELS, "Leave out pictures that claim more pixels than this."),
 )
 _OF_ALL = (
-    defaulting(
-        "on-error",
-        click.Choice(["skip", "fail"]),
-        "skip",
-        "Leave out samples that cannot be used, or fail at the first.",
-    ),
+    defaulting("on-error", click.Choice(["skip", "fail"]), "skip", "Leave out unusable samples, or fail at the first."),
     defaulting("max-error-rate", click.FloatRange(0, 1), 0.1, "Fail if a larger share of the samples cannot be used."),
     defaulting("seed", click.IntRange(0), 0, "Seed of the shuffle and of all draws; same seed, same dataset."),
     click.Option(["--workers"], type=click.IntRange(1), help="Worker processes. Default: one per core."),

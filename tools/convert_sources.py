@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from ..pipeline.sources.hub import HUB
+from ..pipeline.sources import HUB
 from ..storage.bucket import is_address
 from ..storage.local import LocalPath
 from .arguments import PlaceType, defaulting, flag
@@ -72,9 +72,8 @@ def _users_source(name: str, src: str | Source, option: Mapping[str, str] | None
     except SourceError:
         raise
     except Exception as error:  # a user's code may raise anything
-        raise SourceError(
-            f"{name} cannot be created with SRC {src!r} and options {option}: {type(error).__name__}: {error}"
-        ) from error
+        what = f"{name} cannot be created with SRC {src!r} and options {option}"
+        raise SourceError(f"{what}: {type(error).__name__}: {error}") from error
     from ..pipeline.sources import Source
 
     own = [part for part in _OF_A_SOURCE if getattr(type(source), part, None) is getattr(Source, part)]
@@ -190,8 +189,7 @@ KINDS = (
             _part("caption", "title", "Column with the caption; empty for images only."),
             _part("group", None, "Column with the class, if any."),
             click.Option(
-                ["--separator"],
-                help="Column separator. Default: a tab for .tsv or if the header has one, else a comma.",
+                ["--separator"], help="Column separator. Default: a tab for .tsv or if the header has one, or a comma."
             ),
             click.Option(
                 ["--quoting"],
@@ -232,10 +230,7 @@ KINDS = (
                 "first-dot",
                 "Where a member's key ends: WebDataset's first dot of its name, or the last one.",
             ),
-            flag(
-                "in-place",
-                "Leave the pictures in the tars, where training reads them; OUT has only those that must change.",
-            ),
+            flag("in-place", "Leave pictures in the tars, where training reads them; OUT has those that must change."),
         ),
         many=True,
         in_order=True,

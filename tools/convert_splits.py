@@ -9,32 +9,27 @@ from typing import Any, NamedTuple
 
 import click
 import numpy as np
-from numpy.typing import NDArray
 
+from ..pipeline.conversion.content import JPEG, TOKENS, row_records_of, shared
 from ..pipeline.conversion.conversion import Summary
 from ..pipeline.conversion.dataset_size import dataset_bytes
 from ..pipeline.conversion.marker import Counts
 from ..pipeline.conversion.partial import Partial
 from ..pipeline.conversion.plan import ConvertSettings
-from ..pipeline.dataset.index import ERRORS_FILE, DatasetIndex
+from ..pipeline.dataset.index import ERRORS_FILE, DatasetIndex, read_index
 from ..pipeline.dataset.samples_table import CAPTION
 from ..pipeline.opening import Dataset
 from ..pipeline.sources import ClassGroups, Selection, Source
 from ..pipeline.sources.shards import shard_count
-from ..storage.bucket import is_address
 from ..storage.place import Place
 from .convert_options import PartNumber
 from .printing import plain_text
 from .progress import in_units
 
 MEGABYTE = 1_000_000
-ROWS_OF_A_BLOCK = 8_192
-"""A usual size of the blocks in which training reads a remote dataset."""
 
 
 class Split(NamedTuple):
-    """One dataset to write."""
-
     out: Place
     shown: Place
     """The dataset that the user knows: `out`, the one to append to, or the one that a dry run does not write."""
@@ -60,11 +55,6 @@ class Split(NamedTuple):
         return self.out.parent != self.shown.parent
 
     @property
-    def stays(self) -> bool:
-        """Whether the source keeps the pictures."""
-        return self.source.index is not None
-
-    @property
     def unit(self) -> str:
         return ", MB" if self.tars else ""
 
@@ -78,10 +68,11 @@ class Split(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Source of the samples."""
         if self.tars:
             return f"{self.tars:,} tar{'s' * (self.tars > 1)}{self.classes}"
-        return f"{samples(self.total)}{self.classes}{self.unlabelled}"
+        without = self._sizes().get("", 0)
+        unlabelled = f", {without:,} of them without a class" if without else ""
+        return f"{samples(self.total)}{self.classes}{unlabelled}"
 
     def total_of(self, part: PartNumber) -> int:
         """Return about how much of the total a part has."""
@@ -93,23 +84,16 @@ class Split(NamedTuple):
     @property
     def classes(self) -> str:
         """` of 3 classes`, empty for a source without classes, and whether they are appended."""
+        return _of_classes(None if self.groups is None else sum(map(bool, self._sizes())), self.appends)
+
+    def _sizes(self) -> dict[str, int]:
+        """Return the number of samples by class; those without a class share one without a name."""
         if self.groups is None:
-            return _of_classes(None, self.appends)
-        number = int(np.count_nonzero(self._sizes()[[bool(name) for name in self.groups.names]]))
-        return _of_classes(number, self.appends)
-
-    @property
-    def unlabelled(self) -> str:
-        """`, 5 of them without a class`, empty for a source without classes and if each sample has one."""
-        without = 0 if self.groups is None else self._sizes()[[not name for name in self.groups.names]].sum()
-        return f", {without:,} of them without a class" if without else ""
-
-    def _sizes(self) -> NDArray[np.int64]:
-        """Return the samples of each of the source's classes; those without a class share one without a name."""
-        assert self.groups is not None
+            return {}
         of_sample = self.groups.of_sample
         chosen = of_sample[self.selection] if isinstance(self.selection, np.ndarray) else of_sample
-        return np.bincount(chosen, minlength=len(self.groups.names))
+        counts = np.bincount(chosen, minlength=len(self.groups.names)).tolist()
+        return {name: count for name, count in zip(self.groups.names, counts, strict=True) if count}
 
 
 def samples(number: int) -> str:
@@ -133,7 +117,7 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
     for split in splits:
         words = f"{split.shown.name}: {split.words}"
         if (here := split.stored_bytes) is not None:
-            words += f", {in_units(here)} in the source{', where the pictures stay' * split.stays}"
+            words += f", {in_units(here)} in the source{', where the pictures stay' * (split.source.index is not None)}"
         if (size := dataset_bytes(split.source, split.selection, settings, here)) is not None:
             words += f", about {in_units(size)} in {split.shown}"
             needed += 0 if split.out.is_remote else size - Partial(split.out).path.size_below()
@@ -144,11 +128,9 @@ def announce(splits: list[Split], settings: ConvertSettings) -> None:
     folder = next(folder for folder in (out, *out.parents) if folder.exists())
     free = shutil.disk_usage(folder).free
     if needed > free:
-        click.echo(
-            f"Warning: this needs about {in_units(needed)}, but only {in_units(free)} are free in {folder}; "
-            "free some space or lower --max-size. If the disk fills up, continue with --resume.",
-            err=True,
-        )
+        lacking = f"this needs about {in_units(needed)}, but only {in_units(free)} are free in {folder}"
+        cure = "free some space or lower --max-size. If the disk fills up, continue with --resume."
+        click.echo(f"Warning: {lacking}; {cure}", err=True)
 
 
 class ConversionProgress:
@@ -194,14 +176,14 @@ def say_summary(
         reasons = "; ".join(f"{count:,} × {plain_text(reason, 120)}" for reason, count in summary.reasons)
         see = "" if split.is_trial else f", see {path / ERRORS_FILE}"
         click.echo(f"  {summary.left_out:,} left out{see}: {reasons}")
+    if summary.without_class and summary.without_class < index.n:
+        click.echo(f"  samples without a class: {summary.without_class:,}")
     for kind, unused in index.source.get("not_used", {}).items():
         cure = f": {unused['cure']}" if unused["cure"] else ""
         named = f"{plain_text(kind)}, such as {plain_text(unused['example'], 80)}"
         click.echo(f"  not used: {unused['number']:,} × {named}{cure}")
     if (in_tars := index.source.get("pictures_in_tars")) is not None and index.tars:
         click.echo(f"  {in_tars:,} pictures stay in the tars below {index.tars.root}; {index.n - in_tars:,} are stored")
-        if is_address(index.tars.root):
-            click.echo(f"  {_cost_of_reading(Dataset(summary.path))}")
     if ignored := index.source.get("captions_ignored"):
         were = "captions were" if ignored > 1 else "caption was"
         click.echo(f"  {ignored:,} {were} ignored: none of the samples read beforehand has one")
@@ -230,6 +212,7 @@ def summary_as_json(summary: Summary, split: Split) -> dict[str, Any]:
         "notes": split.source.notes,
         "left_out": summary.left_out,
         "reasons": dict(summary.reasons),
+        "without_class": summary.without_class,
         "not_used": index.source.get("not_used", {}),
         "nearly_black": index.source.get("nearly_black", 0),
         "nearly_white": index.source.get("nearly_white", 0),
@@ -245,26 +228,6 @@ def say_longtail(place: Place) -> None:
     click.echo(f"  long tail: {len(named):,} classes; the head is {shown}, the tail")
 
 
-def _cost_of_reading(dataset: Dataset) -> str:
-    """Say what training in windows reads of tars in a bucket, by the first rows of a shard in the middle."""
-    from ..pipeline.dataset.row_records import picture_places
-    from ..pipeline.remote.plan import MAX_TAR_GAP, requests
-    from ..pipeline.remote.samples import REQUEST_BYTES
-
-    records = dataset.records(dataset.shards // 2)[:ROWS_OF_A_BLOCK]
-    tars, at = picture_places(records, in_place=True)
-    order = np.lexsort((at, tars))
-    starts = (tars.clip(0) << 48) + at.astype(np.int64)  # no range reaches from one tar to the next
-    stops = starts + records["jpeg_bytes"]
-    found = requests(starts[order], stops[order], max_gap=MAX_TAR_GAP, max_bytes=REQUEST_BYTES)
-    size, whole = sum(each.stop - each.start for each in found), int(records["jpeg_bytes"].sum())
-    return (
-        f"training in windows takes {len(found) / len(records):.4f} requests and {in_units(size // len(records))} a "
-        f"sample from the bucket; of a converted dataset about {whole / REQUEST_BYTES / len(records):.4f} and "
-        f"{in_units(whole // len(records))}"
-    )
-
-
 def say_content(place: Place, index: DatasetIndex) -> None:
     """Print what the samples of a dataset repeat, and how many are blank."""
     content, tokens = index.content, index.tokenizer
@@ -274,15 +237,22 @@ def say_content(place: Place, index: DatasetIndex) -> None:
             row = Dataset(place, pictures=False).take(np.array([content.caption_sample]), [CAPTION]).to_pylist()[0]
             caption = f"“{plain_text(row[CAPTION] or '', 60)}”"
         cut = f", as cut to {tokens.context_length} tokens," if tokens and tokens.truncated else ""
-        click.echo(
-            f"  samples that share their caption{cut} with another: {content.sharing_captions:,}; the most frequent, "
-            f"{caption}, occurs {content.with_caption:,} times"
-        )
+        most = f"the most frequent, {caption}, occurs {content.with_caption:,} times"
+        click.echo(f"  samples that share their caption{cut} with another: {content.sharing_captions:,}; {most}")
     if content and content.copies:
-        click.echo(
-            f"  exact copies of earlier pictures: {content.copies:,}; the most frequent picture occurs "
-            f"{content.most_copied:,} times"
-        )
+        most = f"the most frequent picture occurs {content.most_copied:,} times"
+        click.echo(f"  exact copies of earlier pictures: {content.copies:,}; {most}")
     if content and content.blank != 0:
         blank = f"{content.blank:,}" if content.blank else "unknown, as an earlier version converted some samples"
         click.echo(f"  blank pictures, of one colour: {blank}")
+
+
+def say_shared(train: Split, test: Split) -> None:
+    """Print how many samples of a test set have exactly the picture or the captions of a training sample."""
+    indices = [read_index(split.out) for split in (train, test)]
+    of_train, of_test = (row_records_of(*each) for each in zip((train.out, test.out), indices, strict=True))
+    words = {"the picture": JPEG} | ({"the captions": TOKENS} if indices[0].tokenizer else {})
+    counts = {what: shared(of_test, of_train, word) for what, word in words.items()}
+    if any(counts.values()):
+        said = " and ".join(f"{count:,} have {what}" for what, count in counts.items() if count)
+        click.echo(f"  of {samples(indices[1].n)} in {test.shown.name}, {said} of a training sample")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from .curation import Curation
 
 ALL_MISFITS = 1 << 62
+RULES = {"listed": ("tags", "drop"), "misfit": ("misfits", "precision"), "duplicate": ("per_cluster",)}
+RULES["class_full"] = ("per_class",)
+"""Reason -> the options that drop samples for it."""
 
 
 def _number(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
@@ -27,7 +30,6 @@ def _number(context: click.Context, parameter: click.Parameter, value: float | N
 
 
 @click.command(
-    short_help="Choose what to train on next.",
     epilog="\b\nExamples:\n"
     "  thermopile inspect runs/cc3m --duplicates\n"
     "  thermopile curate runs/cc3m --keep keep.parquet --drop-misfits 5000 --thin 1\n"
@@ -127,11 +129,12 @@ def curate(run: Place, keep: Path, at: str, data: Places | None, overwrite: bool
     found, dropped = curate_run(run, keep, rules, at=at, data=data, overwrite=overwrite)
     counts = found.counts
     if as_json:
-        written = {"keep": str(keep), "dropped": str(dropped), "snapshot": found.tag}
+        written = {"keep": str(keep), "dropped": str(dropped), "snapshot": found.inspection.state.snapshot.tag}
         click.echo(json.dumps(written | {"samples": counts, "notes": found.notes}))
         return
-    print_facts([("note", note) for note in found.notes])
-    print_table(["", ">samples"], [[name.replace("_", " "), f"{count:,}"] for name, count in counts.items()])
+    print_facts([], found.notes)
+    shown = [name for name in counts if counts[name] or any(asked[rule] for rule in RULES.get(name, ()))]
+    print_table(["", ">samples"], [[name.replace("_", " "), f"{counts[name]:,}"] for name in shown])
     click.echo(keep)
     click.echo(dropped)
     click.echo(plain_text(f"next: {_next_steps(str(run), str(keep), str(dropped), found)}", most=1000))
@@ -139,10 +142,11 @@ def curate(run: Place, keep: Path, at: str, data: Places | None, overwrite: bool
 
 def _next_steps(run: str, keep: str, dropped: str, found: Curation) -> str:
     """Return the commands that take these files."""
-    if found.data.parts:
+    data = found.inspection.config.data
+    if data.parts:
         return "make a file for each part by `part` and `id_in_part`; `train --select` takes ids of one dataset alone"
     weighed = f" --weights {quote(keep)}" * (found.weights is not None)
     ways = [f"`thermopile train --select {quote(keep)}{weighed} …`"]
-    if len(found.dropped) and not found.data.without:  # a fork's file must name also what its origin leaves out
+    if len(found.dropped) and not data.without:  # a fork's file must name also what its origin leaves out
         ways.append(f"`thermopile fork {quote(run)} --without {quote(dropped)} …`")
     return ", or ".join(ways)

@@ -1,6 +1,5 @@
 """Choose what to train on next by a run's state: drop misfits, thin duplicates, cap classes, weigh."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,29 +15,25 @@ from ..pipeline.opening import Mixture
 from ..state_store.schema import VISITS
 from ..storage.files import written_aside
 from ..storage.place import Place, Places
-from ..trainer.config import DataConfig
 from ..trainer.errors import ConfigError, RunError
+from ..trainer.metrics.step_report import percent
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
-from .inspection import OnTask
+from .inspection import Bools, Float32s, Int64s, OnTask, silent
 from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
-from .inspection.duplicates.representatives import read_scores
-from .inspection.fiftyone_folder import KEEP, tagged_ids
 from .inspection.findings import read_again
 from .inspection.opening import Inspection, read_blocks
-from .inspection.rows_export import check_target, of_dataset
+from .inspection.rows_export import KEEP, check_target, of_dataset, tagged_ids
 from .inspection.temperatures.correlation import NO_GROUP
 from .inspection.temperatures.groups import CLASS_COLUMN, check_columns, codes_of
 from .inspection.temperatures.kinds import NEAR_FLOOR, KindRules
 from .inspection.temperatures.misfits import HALF as HALF
-from .inspection.temperatures.misfits import misfit_sentences, misfits
+from .inspection.temperatures.misfits import misfit_sentences, misfits, read_scores
 from .progress import task_bars
 
 ALWAYS_KEPT, KEPT, LISTED, IS_MISFIT, DUPLICATE, CLASS_FULL, NOT_TRAINED_ON = range(-1, 6)
 REASONS = ("kept", "listed", "misfit", "duplicate", "class_full", "not_trained_on")
 """By code, from KEPT on. A dropped sample has the first reason that applies."""
 ROWS_PER_GROUP = 1 << 20
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -66,24 +61,17 @@ class CurationRules:
 
 @dataclass(frozen=True)
 class Curation:
-    """The outcome for each of the dataset's n samples."""
+    """The outcome for each of the n samples of an inspected run's dataset."""
 
+    inspection: Inspection
     reasons: NDArray[np.int8]
     """int8 [n]: places in REASONS."""
-    misfits: Ids
+    misfits: Int64s
     """int64: those dropped by the rule on misfits, by rank."""
     clusters: Clusters
-    weights: NDArray[np.float32] | None
+    weights: Float32s | None
     """float32 [kept], mean 1, by ascending id; None without a power of tau."""
     notes: list[str]
-    fingerprint: str
-    """Fingerprint of the dataset."""
-    parts_of: Callable[[Ids], dict[str, pa.Array]]
-    """Columns of samples of a mixture, as `Mixture.parts_of`; none for a single dataset."""
-    tag: str
-    """Tag of the snapshot that the choice was made by."""
-    data: DataConfig
-    """The run's."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -91,7 +79,7 @@ class Curation:
         return dict(zip(REASONS, np.bincount(self.reasons, minlength=len(REASONS)).tolist(), strict=True))
 
     @property
-    def dropped(self) -> Ids:
+    def dropped(self) -> Int64s:
         """Return the ids of the dropped samples, ascending."""
         return np.flatnonzero((self.reasons != KEPT) & (self.reasons != NOT_TRAINED_ON))
 
@@ -109,21 +97,19 @@ def curate_run(
     if rules.drop and rules.drop.resolve() in (keep.resolve(), dropped.resolve()):
         raise ConfigError(f"{rules.drop} would be replaced; choose another name for --keep")
 
-    def read(inspection: Inspection) -> tuple[Inspection, Curation]:
+    def read(inspection: Inspection) -> Curation:
         clusters = NO_CLUSTERS
         if rules.per_cluster and inspection.dataset:
             clusters = read_clusters(inspection.run.report / DUPLICATES, inspection.dataset)
         with task_bars() as on_progress:
-            return inspection, curate(inspection, rules, clusters, on_progress)
+            return curate(inspection, rules, clusters, on_progress)
 
-    _, found = read_again(read, run, at, data)
+    found = read_again(read, run, at, data)
     write_curation(found, keep, dropped)
     return found, dropped
 
 
-def curate(
-    inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnTask = lambda *_: None
-) -> Curation:
+def curate(inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnTask = silent) -> Curation:
     """Apply the rules to a snapshot's samples. Takes about 24 bytes of memory per sample, and 50 more with `per_class`.
 
     clusters: duplicates to thin, if the rules say so. Raises RunError without a snapshot, or if nothing would be kept;
@@ -142,8 +128,9 @@ def curate(
     if rules.drop:
         listed = selected_ids(rules.drop, dataset, "drop")
         reasons[listed[reasons[listed] == KEPT]] = LISTED
-    notes, dropped = inspection.notes[:], _misfits(inspection, rules, on_progress)
+    dropped = _misfits(inspection, rules, on_progress)  # which may add notes
     reasons[dropped := dropped[reasons[dropped] == KEPT]] = IS_MISFIT
+    notes = inspection.notes[:]
     if rules.per_cluster:
         alive = reasons[clusters.sample_ids] == KEPT
         ids, of = clusters.sample_ids[alive], clusters.cluster[alive]
@@ -167,13 +154,10 @@ def curate(
         least = KindRules.of(inspection).least_visits
         visits = f"{least} visit{'s' * (least > 1)}"
         notes.append(f"Kept samples with fewer than {visits}, too few to be judged, or planted: {few:,}.")
-    parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
-    fingerprint, tag = reader.dataset_fingerprint, reader.snapshot.tag
-    data = inspection.config.data
-    return Curation(reasons, dropped, clusters, weights, notes, fingerprint, parts_of, tag, data)
+    return Curation(inspection, reasons, dropped, clusters, weights, notes)
 
 
-def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> Ids:
+def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> Int64s:
     """Return the misfits to drop. Raises ConfigError without an order, or if it is not known how many are wrong."""
     if not rules.misfits and not rules.precision:
         return np.empty(0, np.int64)
@@ -182,12 +166,16 @@ def _misfits(inspection: Inspection, rules: CurationRules, on_progress: OnTask) 
         raise ConfigError(f"the objective {name} keeps no log s, by which misfits are found; leave them in")
     if kinds.why_none:
         raise ConfigError(f"there are no misfits yet: {kinds.why_none}. Or leave --drop-misfits out")
-    order, wrong = misfits(inspection, on_progress)
+    order, wrong, at_tau_min = misfits(inspection, on_progress)
     if rules.precision is None:
         return order[: rules.misfits]
     if wrong is None:
-        raise ConfigError(f"{misfit_sentences(inspection, None)[0]} Or give a number: --drop-misfits N")
-    return order[: rules.misfits][: wrong.longest(rules.precision)]
+        raise ConfigError(f"{misfit_sentences(inspection, None, at_tau_min)[0]} Or give a number: --drop-misfits N")
+    if not (longest := wrong.longest(rules.precision)):
+        inspection.notes.append(
+            f"No misfit is dropped: no list of them is known to have {percent(rules.precision)} of wrong captions."
+        )
+    return order[: rules.misfits][:longest]
 
 
 def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) -> tuple[NDArray[Any], ...]:
@@ -213,7 +201,7 @@ def _state(inspection: Inspection, rules: CurationRules, on_progress: OnTask) ->
     return is_kept, is_new, at_floor, log_tau
 
 
-def _weights(log_tau: NDArray[np.float32], at_floor: NDArray[np.bool_], power: float) -> NDArray[np.float32]:
+def _weights(log_tau: Float32s, at_floor: Bools, power: float) -> Float32s:
     """Return exp(power · log_tau) with mean 1, [m]; where that is unknown or at a floor, 1. Raises RunError if none is
     left."""
     known = np.isfinite(log_tau) & ~at_floor
@@ -226,11 +214,11 @@ def _weights(log_tau: NDArray[np.float32], at_floor: NDArray[np.bool_], power: f
     return weights
 
 
-def _beyond(most: int, group: NDArray[np.integer], key: NDArray[np.floating]) -> Ids:
+def _beyond(most: int, group: NDArray[np.integer], key: NDArray[np.floating]) -> Int64s:
     """Return the places of all but the `most` lowest keys of each group, both [m]; of ties, the first stay."""
     order = np.lexsort((key, group))
     _, first, sizes = np.unique(group[order], return_index=True, return_counts=True)
-    place: Ids = np.arange(len(order)) - np.repeat(first, sizes)
+    place: Int64s = np.arange(len(order)) - np.repeat(first, sizes)
     return order[place >= most]
 
 
@@ -239,32 +227,22 @@ def write_curation(found: Curation, keep: Path, dropped: Path) -> None:
 
     Each file replaces another atomically, the kept ones last.
     """
-    metadata = {FINGERPRINT: found.fingerprint, "thermopile.tag": found.tag}
-    ids = found.dropped
+    reader, dataset, ids = found.inspection.state, found.inspection.dataset, found.dropped
+    metadata = {FINGERPRINT: reader.dataset_fingerprint, "thermopile.tag": reader.snapshot.tag}
+    parts_of = dataset.parts_of if isinstance(dataset, Mixture) else lambda ids: {}
     rank, cluster = np.zeros(len(ids), np.int64), np.full(len(ids), -1)
     rank[np.searchsorted(ids, found.misfits)] = np.arange(1, len(found.misfits) + 1)
     is_thinned = found.reasons[found.clusters.sample_ids] == DUPLICATE
     cluster[np.searchsorted(ids, found.clusters.sample_ids[is_thinned])] = found.clusters.cluster[is_thinned]
     reasons = pa.DictionaryArray.from_arrays(found.reasons[ids], list(REASONS)).dictionary_decode()
-    table = pa.table(
-        {
-            SAMPLE_ID: ids,
-            "reason": reasons,
-            "rank": pa.array(rank, mask=rank == 0),
-            "cluster": pa.array(cluster, mask=cluster < 0),
-            **found.parts_of(ids),
-        }
-    )
+    ranks, clusters = pa.array(rank, mask=rank == 0), pa.array(cluster, mask=cluster < 0)
+    table = pa.table({SAMPLE_ID: ids, "reason": reasons, "rank": ranks, "cluster": clusters, **parts_of(ids)})
     with written_aside(dropped) as file:
         pq.write_table(of_dataset(table, metadata), file)
     ids = np.flatnonzero(found.reasons == KEPT)
-    columns: dict[str, Any] = {SAMPLE_ID: ids, **found.parts_of(ids)}
+    columns: dict[str, Any] = {SAMPLE_ID: ids, **parts_of(ids)}
     columns |= {} if found.weights is None else {WEIGHT: found.weights}
+    table, encoding = of_dataset(pa.table(columns), metadata), {SAMPLE_ID: "DELTA_BINARY_PACKED"}
+    how: dict[str, Any] = {"use_dictionary": [FINGERPRINT_COLUMN], "column_encoding": encoding}
     with written_aside(keep) as file:
-        pq.write_table(
-            of_dataset(pa.table(columns), metadata),
-            file,
-            use_dictionary=[FINGERPRINT_COLUMN],
-            column_encoding={SAMPLE_ID: "DELTA_BINARY_PACKED"},
-            row_group_size=ROWS_PER_GROUP,
-        )
+        pq.write_table(table, file, row_group_size=ROWS_PER_GROUP, **how)

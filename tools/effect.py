@@ -9,29 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from markupsafe import Markup
 from pydantic import TypeAdapter
 
-from ..pipeline.opening import opened
 from ..storage.files import write_atomically
-from ..storage.place import Place, Places, place_of
+from ..storage.place import Place, Places
 from ..trainer.errors import RunError
-from ..trainer.run_directory import RunDirectory, refuse_in_run
-from .arguments import ANY_PLACE, DatasetPath
+from ..trainer.run_directory import RunDirectory
+from .arguments import ANY_PLACE, DATASET
 from .eval import PROBES, eval_, label, scored, training_set
-from .inspection.findings import read_again
-from .inspection.opening import Inspection
-from .inspection.temperatures.drift import Drift, drift
-from .inspection.temperatures.samples import read_samples
 from .printing import print_facts, print_table
 from .progress import working
-from .report.figures.svg import INK, SIDES, finish, is_narrow, panels
-from .report.html import document, part
-from .report.page import MAX_PAGE_BYTES
-from .report.sheets import Cards, data_uris, read_pictures
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from markupsafe import Markup
+
+    from .inspection.opening import Inspection
+    from .inspection.temperatures.drift import Drift
 
 
 @click.command(
@@ -40,10 +33,8 @@ if TYPE_CHECKING:
     "  thermopile effect runs/a0 runs/b0 runs/a1 runs/b1 --test data/glyphs-test --at step-400 --json"
 )
 @click.argument("runs", nargs=-1, required=True, type=ANY_PLACE, metavar="A B [A B]...")
-@click.option("--train", type=DatasetPath(), help="As for eval. Default: the dataset of the first A.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), help="Page (.html) with a figure, and where tau is furthest apart."
-)
+@click.option("--train", type=DATASET, help="As for eval. Default: the dataset of the first A.")
+@click.option("--out", type=click.Path(path_type=Path), help="Page (.html): a figure, and where tau is furthest apart.")
 def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **asked: Any) -> None:
     """Show how far the scores of B are above those of A on the same test samples. More pairs are of other seeds.
 
@@ -52,11 +43,15 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     """
     if len(runs) % 2:
         raise click.UsageError("the number of runs is odd; give A and B, then A and B of another seed")
-    if out and (out.suffix.lower() != ".html" or not out.parent.is_dir()):
-        raise click.UsageError(f"--out {out} is not an .html file in an existing folder")
+    from ..pipeline.opening import opened
+    from .inspection.rows_export import check_target
+    from .inspection.temperatures.drift import Drift
+    from .report.html import document, part
+    from .report.page import MAX_PAGE_BYTES
+
     if out:
-        refuse_in_run(place_of(out), is_file=True)
-    as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked["data"]
+        check_target(out, [".html"], overwrite=True)
+    as_json, tars, at, data = asked.pop("as_json"), asked.pop("tars"), asked["at"], asked.pop("data")
     test, configs = opened(asked.pop("test"), tars), [RunDirectory(run).config() for run in runs]
     trained = training_set(RunDirectory(runs[0]), train, tars, data)
     pairs, room = list(zip(runs[::2], runs[1::2], strict=True)), 2 * MAX_PAGE_BYTES // len(runs) if out else 0
@@ -69,14 +64,15 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
     notes = [*dict.fromkeys(note for found in (*(each.notes for each in every.values()), *of_pairs) for note in found)]
     if min(len({config.seed for config in side}) for side in (configs[::2], configs[1::2])) < max(2, len(pairs)):
         notes.append("The errors leave out how another seed would change a run; for that, give pairs of other seeds.")
-    notes += [f"No error of {name}: all queries share captions." for name, of in rows.items() if not of["all"]]
+    without_error = [name for name, of in rows.items() if not of["all"]]
+    notes += [f"No error of {name}: it takes two queries without a common caption." for name in without_error]
     if not rows:
         raise RunError(f"nothing to compare: {' '.join(notes)}")
     names = [f"{run}, {every[run].checkpoint}, {every[run].weights} {asked['network']} weights" for run in runs]
     facts = list(zip("AB" * len(pairs), names, strict=True))
     if out:
         tags = [f"{found.earlier.tag} → {found.later.tag}" if found else "no temperatures" for found in drifts]
-        parts = {"Scores": part("sections.html", "effect", draw_effect, rows)}
+        parts = {"Scores": part("sections.html", "effect", rows)}
         parts |= {f"Tau in A → tau in B, pair {i}: {of}": sheets[i - 1] for i, of in enumerate(tags, 1)}
         page = document("B − A", "", "", "", [*map(": ".join, facts), *notes], parts)
         write_atomically(out, page.encode())
@@ -85,7 +81,7 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         found = {"runs": names, "scores": bands, "classes": classes, "temperatures": taus, "notes": notes}
         click.echo(json.dumps(found, allow_nan=False))
         return
-    print_facts([*facts, *(("note", note) for note in notes)])
+    print_facts(facts, notes)
     lines = [[name, *map(_cell, of.values())] for name, of in rows.items()]
     print_table(["B − A, points ± error (unpaired)", *(f">{band}" for band in next(iter(rows.values())))], lines)
     firsts = {label(method, next(iter(of))): next(iter(of.values())) for method, of in classes.items()}
@@ -96,34 +92,18 @@ def effect(runs: tuple[Place, ...], train: Place | None, out: Path | None, **ask
         print_table(["classes furthest apart", "score", ">points ± error (unpaired)", ">queries"], lines)
 
 
-def draw_effect(shown: dict[str, dict[str, dict[str, float] | None]], figure: Figure) -> None:
-    """Draw dots with 95 % intervals, thin if not paired; shown: score, at least one -> band -> as in Differences."""
-    bands = list(next(iter(shown.values())))
-    figure.set_figheight((0.9 + 0.24 * len(shown)) * (len(bands) if is_narrow(figure) else 1))
-    every = panels(figure, len(bands), shared=True)
-    for axes, band in zip(every, bands, strict=True):
-        finish(axes)
-        axes.grid(axis="x", linewidth=0.8, zorder=0)
-        axes.axvline(0, color=INK, linewidth=0.8, zorder=2)
-        axes.plot([-1, 1], [0, 0], alpha=0)  # a point at least, or equal scores would have ticks of rounding errors
-        for row, found in enumerate(of_band[band] for of_band in shown.values()):
-            if found:
-                for width, line in (("unpaired_half_width", 0.8), ("half_width", 2.6)):
-                    look: dict[str, Any] = {"xerr": 100 * found[width], "elinewidth": line, "color": SIDES[0]}
-                    axes.errorbar(100 * found["mean"], row, fmt="o", markersize=4.5, zorder=3, **look)
-        axes.set_title(band, loc="left")
-        axes.xaxis.set_major_formatter("{x:+g}")
-        axes.locator_params(axis="x", nbins=5)
-    every[0].set(yticks=range(len(shown)), yticklabels=list(shown), ylim=(len(shown) - 0.5, -0.5))
-    figure.supxlabel("B − A (points)")
-
-
 def _cell(of: dict[str, float] | None) -> str:
     return f"{100 * of['mean']:+.1f} ± {100 * of['error']:.1f} ({100 * of['unpaired_error']:.1f})" if of else "–"
 
 
 def _taus(a: Place, b: Place, at: str, data: Places | None, room: int) -> tuple[Drift | None, Markup, list[str]]:
     """Return how far tau is apart, sheets of the samples where it is furthest, pictures in `room` bytes, and notes."""
+
+    from .inspection.findings import read_again
+    from .inspection.temperatures.drift import drift
+    from .inspection.temperatures.samples import read_samples
+    from .report.html import part
+    from .report.sheets import Cards, data_uris, read_pictures
 
     def read(first: Inspection, second: Inspection) -> tuple[Drift | None, Markup, list[str]]:
         with working("comparing temperatures"):

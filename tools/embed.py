@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ..storage.files import written_aside
-from ..storage.place import AnyPlace, Places, place_of
-from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
+from ..storage.place import AnyPlace, place_of
+from .arguments import ALLOW, AT, DATASET, RUN, TARS, WEIGHTS
 from .progress import progress_bar
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ def embed(
     weights: Weights | None = None,
     dtype: Literal["half", "float"] = "half",
     batch: int = 256,
-    data: Places | None = None,
     tars: AnyPlace | None = None,
     overwrite: bool = False,
     allow_code: bool = False,
@@ -57,20 +56,18 @@ def embed(
     config = directory.config()  # refuse what is not a run before importing torch
     check_target(out, [".parquet"], overwrite=overwrite)
     from ..trainer.evaluation.evaluate import tokenizer_of
-    from ..trainer.evaluation.features import restore_encoders, streamed_features
+    from ..trainer.evaluation.features import restore_encoders, some_features
     from ..trainer.run.build import device_named, recipe_named
 
     checkpoint, weights = find_checkpoint(directory, at), config.model.chosen_weights(weights)
-    info, training = load_found(checkpoint)
-    recorded = dataset if samples.index.fingerprint == info.dataset_fingerprint else config.data.places
-    own, has_texts = (directory, info, recorded, data), config.objective.mode == "bimodal"
-    tokenizer, sizes, _ = tokenizer_of(*own) if has_texts else (None, None, None)
+    _, training = load_found(checkpoint)
+    tokenizer, sizes, _ = tokenizer_of(directory) if config.objective.mode == "bimodal" else (None, None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     device = device_named("auto")
     view = (recipe_named(config.data.recipe), config.data.image_size, device)
     facts = {"run": str(directory.path), "checkpoint": checkpoint.name, "weights": weights, "dataset": samples.absolute}
     metadata = {f"thermopile.{name}": fact for name, fact in facts.items()} | {FINGERPRINT: samples.index.fingerprint}
-    with closing(streamed_features(encoders.to(device), samples, tokenizer, *view, rows=batch)) as made:
+    with closing(some_features(encoders.to(device), samples, None, *view, tokenizer=tokenizer, rows=batch)) as made:
         write_features(out, samples, made, batch, NUMPY_TYPES[dtype], metadata)
     return out
 
@@ -81,13 +78,12 @@ def embed(
     "  thermopile embed runs/cc3m data/flickr flickr.parquet --at step-4000 --dtype float"
 )
 @RUN
-@click.argument("dataset", type=DatasetPath(), metavar="DATA")
+@click.argument("dataset", type=DATASET, metavar="DATA")
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT.parquet")
 @AT
 @WEIGHTS
 @click.option("--dtype", type=click.Choice([*NUMPY_TYPES]), default="half", show_default=True, help="2 or 4 bytes.")
 @click.option("--batch", type=click.IntRange(1, ROW_GROUP), default=256, show_default=True, help="Samples at once.")
-@RUN_DATA
 @TARS
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 @ALLOW
@@ -102,7 +98,7 @@ def command(**options: Any) -> None:
 def write_features(
     out: Path, dataset: Dataset, made: Iterator[list[Tensor]], batch: int, dtype: str, metadata: Mapping[str, str]
 ) -> None:
-    """Write the features of all samples, from streamed_features in batches of `batch`, with progress on stderr.
+    """Write the features of all samples, from some_features in batches of `batch`, with progress on stderr.
 
     The file takes its name once it is complete and synced; on failure nothing is left behind. Raises OSError.
     """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..storage.place import AnyPlace, Place, Places, place_of
-from .arguments import ALLOW, AT, RUN, RUN_DATA, TARS, WEIGHTS, DatasetPath
+from .arguments import ALLOW, AT, DATASET, RUN, RUN_DATA, TARS, WEIGHTS
 from .printing import print_facts, print_table
 from .progress import task_bars
 
@@ -80,14 +80,17 @@ def evaluate(
         ['image_to_text', 'text_to_image']
     """
     from ..pipeline.opening import opened
+    from ..trainer.errors import ConfigError
     from ..trainer.run_directory import RunDirectory
 
+    if train and data:
+        raise ConfigError("--data is the new path of the run's own dataset, in whose place --train is; leave one out")
     trained = training_set(RunDirectory(place_of(run)), train, tars, data)  # refused before torch is imported
     from ..trainer.evaluation.evaluate import Probes
     from ..trainer.run.build import recipe_named
 
-    asked: dict[str, Any] = {"at": at, "network": network, "weights": weights, "classnames": classnames, "data": data}
-    asked |= {"file": template_file, "templates": tuple(templates), "allow_code": allow_code}
+    asked: dict[str, Any] = {"at": at, "network": network, "weights": weights, "classnames": classnames}
+    asked |= {"template_file": template_file, "templates": tuple(templates), "allow_code": allow_code}
     asked["probes"] = Probes(tuple(shots), draws, recipe_named(augment) if augment else None)
     return scored(place_of(run), trained, opened(test, tars), **asked)
 
@@ -102,8 +105,8 @@ def evaluate(
     "  thermopile eval runs/cc3m --test data/imagenet-val --templates clip-80 --classnames names.txt",
 )
 @RUN
-@click.option("--train", type=DatasetPath(), help="For k-NN, probes and bands. Default: the run's own dataset.")
-@click.option("--test", required=True, type=DatasetPath(), help="The dataset to score.")
+@click.option("--train", type=DATASET, help="For k-NN, probes and bands. Default: the run's own dataset.")
+@click.option("--test", required=True, type=DATASET, help="The dataset to score.")
 @AT
 @click.option(
     "--network",
@@ -121,10 +124,8 @@ def evaluate(
     callback=_with_place,
     help="Zero-shot prompt; {} is the class name, {lower} the name in lower case. Repeatable.",
 )
-@click.option("--templates", "file", metavar="FILE|clip-80", help="Zero-shot prompts, one a line; clip-80: CLIP's own.")
-@click.option(
-    "--classnames", metavar="FILE|COLUMN", help="Names of classes: a line for each, in order, or class, tab, name."
-)
+@click.option("--templates", "template_file", metavar="FILE|clip-80", help="Prompts, one a line; clip-80: CLIP's own.")
+@click.option("--classnames", metavar="FILE|COLUMN", help="Class names: a line each, in order, or class, tab, name.")
 @click.option("--shots", type=click.IntRange(1), multiple=True, help="Linear probes on so few a class. Repeatable.")
 @click.option("--draws", type=click.IntRange(1, 100), default=3, show_default=True, help="Draws for --shots, averaged.")
 @click.option("--augment", metavar="RECIPE", help="Linear probe on views, of crop_flip for example: 90 encoder passes.")
@@ -138,7 +139,7 @@ def eval_(run: Place, as_json: bool, **asked: Any) -> None:
     Classes are the datasets' groups. Scores are given for all test samples and for head, medium and tail: the thirds of
     the classes by number of training samples. Works while the run trains and changes nothing.
     """
-    evaluation = evaluate(run, **{"template_file" if name == "file" else name: value for name, value in asked.items()})
+    evaluation = evaluate(run, **asked)
     if as_json:
         used = {"network": asked["network"], "weights": evaluation.weights}
         click.echo(json.dumps(used | _to_json(run, evaluation), allow_nan=False))
@@ -157,12 +158,12 @@ def training_set(run: RunDirectory, train: AnyPlace | None, tars: AnyPlace | Non
     return open_own(run, data or own.places, own.tars, cure="--data, or name another dataset with --train")
 
 
-def scored(run: Place, train: Dataset, test: Dataset, file: str | None, **asked: Any) -> Evaluation:
-    """Evaluate a run, with progress on stderr; file: of more templates; asked: as for `evaluate`."""
+def scored(run: Place, train: Dataset, test: Dataset, template_file: str | None, **asked: Any) -> Evaluation:
+    """Evaluate a run, with progress on stderr; asked: as for `evaluate`."""
     from ..trainer.evaluation.prompts import read_templates
     from ..trainer.run_directory import RunDirectory
 
-    prompts = asked["templates"] + (read_templates(file) if file else ())
+    prompts = asked["templates"] + (read_templates(template_file) if template_file else ())
     from ..trainer.evaluation.evaluate import evaluate
     from ..trainer.evaluation.scoring import TEMPLATES
 
@@ -198,17 +199,15 @@ def _print_scores(run: Place, network: Network, evaluation: Evaluation) -> None:
     facts = [("run", f"{run}, {evaluation.checkpoint}, {used}")]
     for word, dataset in (("train", evaluation.train), ("test", evaluation.test)):
         facts.append((word, f"{dataset.place}, {dataset.n:,} samples"))
-    print_facts([*facts, *(("note", note) for note in evaluation.notes)])
+    print_facts(facts, evaluation.notes)
     if evaluation.scores:
         bands = (f">{band} ({classes:,})" for band, classes in evaluation.classes_of_band.items())
-        print_table(
-            ["% right", ">all", *bands],
-            [
-                [label(method, variant), *(_cell(evaluation, method, variant, band) for band in scores)]
-                for method, variants in evaluation.scores.items()
-                for variant, scores in variants.items()
-            ],
-        )
+        rows = [
+            [label(method, variant), *(_cell(evaluation, method, variant, band) for band in scores)]
+            for method, variants in evaluation.scores.items()
+            for variant, scores in variants.items()
+        ]
+        print_table(["% right", ">all", *bands], rows)
 
 
 def _cell(evaluation: Evaluation, method: str, variant: str, band: str) -> str:

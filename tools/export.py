@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..storage.place import AnyPlace, Places, place_of
-from .arguments import ALLOW, AT, RUN, RUN_DATA, WEIGHTS
+from ..storage.place import AnyPlace, place_of
+from .arguments import ALLOW, AT, RUN, WEIGHTS
 
 if TYPE_CHECKING:
     from ..trainer.config import Weights
@@ -23,12 +23,11 @@ def export(
     *,
     at: str = "latest",
     weights: Weights | None = None,
-    data: Places | None = None,
     allow_code: bool = False,
 ) -> list[Path]:
     """Write a run's encoders to the new directory `to`, and return its files.
 
-    Arguments are those of `thermopile export`. Raises RunError, ConfigError, DatasetError, OSError.
+    Arguments are those of `thermopile export`. Raises RunError, ConfigError, OSError.
 
         >>> [path.name for path in thermopile.export("runs/mine", "models/mine", "safetensors")]
         ['image.safetensors', 'text.safetensors', 'tokenizer.json']
@@ -39,7 +38,7 @@ def export(
     directory.config()  # refuse what is not a run before importing torch
     from ..trainer.export import export_encoders
 
-    return export_encoders(directory, Path(to), format, at=at, data=data, weights=weights, allow_code=allow_code)
+    return export_encoders(directory, Path(to), format, at=at, weights=weights, allow_code=allow_code)
 
 
 @click.command(
@@ -58,7 +57,6 @@ def export(
 )
 @AT
 @WEIGHTS
-@RUN_DATA
 @ALLOW
 def command(**options: Any) -> None:
     """Write the encoders of RUN's latest checkpoint into a new directory.

@@ -1,8 +1,8 @@
-"""`thermopile inspect`: a run's temperatures in the terminal, as an HTML page, as rows, or served to a browser."""
+"""A run's temperatures in the terminal, as an HTML page, as rows, or served to a browser: the modes of `inspect`."""
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from pydantic import TypeAdapter
 
 from ..pipeline.opening import Dataset
@@ -19,11 +18,9 @@ from ..storage.place import AnyPlace, Place, Places, place_of
 from ..trainer.config import Weights
 from ..trainer.errors import RunError
 from ..trainer.run_directory import RunDirectory, refuse_in_run
-from .arguments import ALLOW, RUN, RUN_DATA, WEIGHTS
 from .inspection import summary
 from .inspection.as_json import duplicates_to_json, samples_to_json, to_json
 from .inspection.duplicates.finding import DUPLICATES, find_duplicates, write_duplicates
-from .inspection.duplicates.representatives import read_scores
 from .inspection.feature_findings.by_features import by_features, json_quantiles
 from .inspection.features.confirmation import confirm
 from .inspection.features.features_file import NAME, FeaturesFile
@@ -31,39 +28,19 @@ from .inspection.features.neighbours import ANCHORS, Neighbours, find_neighbours
 from .inspection.features.run_features import DEFAULT, DRAWN, Asked, run_features, wanted_features
 from .inspection.features.solving import SolvedTemperatures, solve_other
 from .inspection.findings import Findings, look, read_again
-from .inspection.opening import LATEST, Inspection, OtherDatasetError
+from .inspection.opening import LATEST, Inspection
 from .inspection.rows_export import check_target, export_rows, export_solved
 from .inspection.temperatures.kinds import KindRules
-from .inspection.temperatures.misfits import exported, misfits
+from .inspection.temperatures.misfits import exported, misfits, read_scores
 from .inspection.temperatures.samples import InspectedSample, read_histories, read_samples
 from .inspection.temperatures.survey import Survey, survey
 from .printing import plain_text, print_facts, print_table
 from .progress import in_units, task_bars, working
-from .report.duplicates import duplicate_facts, write_duplicates_page
-from .report.neighbourhood import listed_ids, listings, table_of
-from .report.page import write_report, write_samples
-from .report.sheets import facts, number, state_word
+from .report.page import duplicate_facts, write_duplicates_page, write_report, write_samples
+from .report.sheets import facts, listed_ids, listings, number, state_word, table_of
 
-_OPTIONS = {
-    "--export": ["rows_file", "overwrite", "suspects", "rho", "features"],
-    "--serve": ["serves", "port", "neighbours", "to"],
-    "--duplicates": ["duplicates", "to", "as_json"],
-    "--sample": ["ids", "neighbours", "to", "as_json"],
-    "a report": ["against", "by", "with_map", "suspects", "rho", "features", "to", "as_json"],
-}
-"""Mode -> options that have an effect in it, besides those of all modes."""
-_FOR_OTHER = {"run", "at", "data", "rho", "features", "weights", "allow_code", "rows_file", "overwrite", "as_json"}
-"""Options that have an effect on a dataset that the run was not trained on."""
-
-
-class Features(click.ParamType[int]):
-    """A number of samples, `all` or `none`."""
-
-    name = "features"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        words = {"all": 1 << 40, "none": 0}  # more than any dataset has
-        return words[value] if value in words else click.IntRange(1).convert(value, param, ctx)
+_OF_REPORT = ("against", "by", "with_map", "suspects", "rho", "features", "to", "as_json")
+"""Options that have an effect on a report, besides those of all modes."""
 
 
 @dataclass(frozen=True)
@@ -98,156 +75,18 @@ class InspectOptions:
 
     @property
     def mode(self) -> str:
-        """The mode; a key of _OPTIONS."""
-        given = {
-            "--export": self.rows_file,
-            "--serve": self.serves,
-            "--duplicates": self.duplicates,
-            "--sample": self.ids,
-        }
-        return next((mode for mode, asked in given.items() if asked), "a report")
+        """The mode; a key of MODES."""
+        return next((mode for mode, (_, options) in MODES.items() if getattr(self, options[0])), "a report")
 
-
-@click.command(
-    short_help="Summarise the temperatures of a run.",
-    epilog="\b\nExamples:\n"
-    "  thermopile inspect runs/cc3m\n"
-    "  thermopile inspect runs/cc3m --at step-12000 --against step-4000\n"
-    "  thermopile inspect runs/cc3m --by folder --map\n"
-    "  thermopile inspect runs/cc3m --confirm 5000\n"
-    "  thermopile inspect runs/cc3m --sample 1204 77\n"
-    "  thermopile inspect runs/cc3m --sample 1204 --neighbours 20\n"
-    "  thermopile inspect runs/cc3m --duplicates\n"
-    "  thermopile inspect runs/cc3m --serve\n"
-    "  thermopile inspect runs/cc3m --serve --neighbours 20\n"
-    "  thermopile inspect runs/cc3m --export rows.parquet",
-)
-@RUN
-@click.argument("more_ids", type=click.IntRange(min=0), nargs=-1, metavar="[MORE IDS]...")
-@click.option("--at", default=LATEST, show_default=True, metavar="TAG|ID", help="The snapshot to inspect.")
-@click.option(
-    "--against", metavar="TAG|ID", help="Compare with this snapshot: how far tau moved, and for which samples most."
-)
-@click.option(
-    "--by",
-    multiple=True,
-    default=("group",),
-    metavar="COLUMN",
-    show_default="group, the class",
-    help="Group by a column of the samples table, or by `folder`. Repeatable.",
-)
-@click.option("--map", "with_map", is_flag=True, help="Add a t-SNE map of the embeddings, by tau and the first --by.")
-@click.option(
-    "--confirm",
-    "suspects",
-    type=click.IntRange(1),
-    is_flag=False,
-    flag_value=20_000,
-    default=None,
-    metavar="[N]",
-    help="Decide the kinds of the N most suspicious samples (20,000 without a number) by a "
-    "forward pass of the encoders.",
-)
-@click.option(
-    "--rho",
-    type=click.FloatRange(0, min_open=True),
-    metavar="RHO",
-    help="Solve temperatures at this rho instead of the run's; needed where the objective has none (1 for pairs).",
-)
-@click.option(
-    "--features",
-    type=Features(),
-    metavar="N|all|none",
-    show_default="as many as a minute allows, 4096 at least",
-    help="How many samples' features to make where too few are kept.",
-)
-@WEIGHTS
-@click.option(
-    "--sample",
-    "ids",
-    type=click.IntRange(min=0),
-    multiple=True,
-    metavar="ID [ID…]",
-    help="Show everything about these samples instead; RUN comes first.",
-)
-@click.option(
-    "--neighbours",
-    type=click.IntRange(1, 100),
-    metavar="K",
-    help="With --sample or --serve: add the K nearest pictures and captions, and the K hardest negatives, by "
-    "features of all samples, which are made once.",
-)
-@click.option(
-    "--duplicates",
-    is_flag=True,
-    help="Look for duplicates instead: write RUN/report/duplicates.parquet and duplicates.html.",
-)
-@click.option(
-    "--export",
-    "rows_file",
-    type=click.Path(path_type=Path),
-    metavar="NAME.parquet|csv|fiftyone",
-    help="Write one row per sample instead; .fiftyone: a folder with the pictures, which FiftyOne imports.",
-)
-@click.option(
-    "--serve",
-    "serves",
-    is_flag=True,
-    help="Serve a page of all samples to this machine's browser instead: search, page through, select.",
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of --serve.")
-@click.option("--overwrite", is_flag=True, help="Let --export replace an existing file.")
-@RUN_DATA
-@click.option(
-    "--to",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIRECTORY",
-    help="Directory of the page, made if it is missing. Default: RUN/report.",
-)
-@ALLOW
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object and write no page.")
-@click.pass_context
-def command(context: click.Context, /, more_ids: tuple[int, ...], **options: Any) -> None:
-    """Summarise the temperatures of RUN and write RUN/report/report.html, with --at report-step-N.html; with --json,
-    only print.
-
-    Works while the run trains: reads the latest snapshot and changes nothing else. Needs no GPU. --data may name
-    another dataset, for whose samples temperatures are solved from the features of the run's encoders.
-    """
-    asked = InspectOptions(**options | {"suspects": options["suspects"] or 0})
-    if more_ids and not asked.ids:
-        raise click.UsageError(f"unexpected argument {more_ids[0]}; sample ids come after --sample")
-    if asked.neighbours and not (asked.ids or asked.serves):
-        raise click.UsageError("--neighbours needs samples: --sample ID --neighbours K, or --serve --neighbours K")
-    _refuse_others(context, asked.mode, _used(asked))
-    asked = replace(asked, ids=(*asked.ids, *more_ids), by=tuple(dict.fromkeys(asked.by)))
-    try:
-        _SHOW[asked.mode](asked)
-    except OtherDatasetError as error:
-        if asked.mode not in ("a report", "--export"):
-            raise
-        _refuse_others(context, "the --data of another dataset", _FOR_OTHER)
-        solve_other_dataset(asked, error.dataset)
-
-
-def _used(asked: InspectOptions) -> set[str]:
-    used = {"run", "more_ids", "at", "data", *_OPTIONS[asked.mode]}
-    if asked.mode == "a report" or asked.suspects or asked.neighbours or asked.duplicates or asked.features:
-        used |= {"weights", "allow_code"}
-    if asked.as_json and not (asked.neighbours or asked.duplicates):
-        used -= {"to"}
-    return used
-
-
-def _refuse_others(context: click.Context, mode: str, used: set[str]) -> None:
-    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    if extra := [option for option in context.command.params if option.name in given - used]:
-        names, beside = ", ".join(option.opts[0] for option in extra), mode
-        if "as_json" in given & used and extra[0].name == "to":
-            beside = "--json"
-        elif {option.name for option in extra} <= {"weights", "allow_code"}:
-            beside = f"{mode} that needs no encoders"
-        raise click.UsageError(f"{names} has no effect with {beside}; leave out one of them")
+    @property
+    def used(self) -> set[str]:
+        """The names of the options that have an effect in the mode."""
+        used = {"run", "more_ids", "at", "data", *MODES[self.mode][1]}
+        if self.mode == "a report" or self.suspects or self.neighbours or self.duplicates or self.features:
+            used |= {"weights", "allow_code"}
+        if self.as_json and not (self.neighbours or self.duplicates):
+            used -= {"to"}
+        return used
 
 
 def inspect(
@@ -290,7 +129,7 @@ def inspect(
 
 def report(asked: InspectOptions) -> None:
     """Print a summary and write the report, or print the findings as JSON."""
-    names = [*_OPTIONS["a report"], "at", "data", "weights", "allow_code"]
+    names = [*_OF_REPORT, "at", "data", "weights", "allow_code"]
     options = {name: getattr(asked, name) for name in names if name != "as_json"}
     findings = inspect(asked.run, **options, write=not asked.as_json)
     if asked.as_json:
@@ -314,39 +153,30 @@ def _writable(run: Place, to: Path | None) -> Path:
 
 def _print_summary(findings: Findings) -> None:
     survey = findings.survey
-    messages = [("warning", warning) for warning in findings.warnings] + [("note", note) for note in findings.notes]
-    print_facts(
-        [
-            *(("" if place else "found", first) for place, first in enumerate(findings.first_sentences)),
-            *summary.facts(findings.inspection, survey),
-            *messages,
-        ]
-    )
+    found = [("" if place else "found", first) for place, first in enumerate(findings.first_sentences)]
+    warnings = [("warning", warning) for warning in findings.warnings]
+    print_facts([*found, *summary.facts(findings.inspection, survey), *warnings], findings.notes)
     if survey is None:
         return
     if survey.sides:
-        names = [f">{side.name}" for side in survey.sides]
+        names = [side.name for side in survey.sides]
         ends = ["lowest … highest", *(summary.sparkline(side.tau) for side in survey.sides)]
         rows = [*summary.table(findings.inspection, survey, summary.TERMINAL_QUANTILES), ends]
-        print_table([summary.HEAD, *names], rows)
+        _print_figures([summary.HEAD, *names], rows)
         if drift := findings.drift:
-            print_table([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
+            _print_figures([f"from {drift.earlier.tag} to {drift.later.tag}", *names], summary.drift_table(drift))
     if survey.parts and survey.sides:
-        rows = [
-            [of["part"], f"{of['samples']:,}", *map(summary.tau, of["mean_tau"].values())]
-            for of in survey.parts.means()
-        ]
-        print_table(["part", ">samples", *(f">mean tau ({side})" for side in survey.parts.tau)], rows)
-    if found := findings.by_features:
-        print_table(*summary.solved_table(found))
-        for side, of_side in found.associations.items():
+        means = survey.parts.means()
+        rows = [[of["part"], f"{of['samples']:,}", *map(summary.tau, of["mean_tau"].values())] for of in means]
+        _print_figures(["part", "samples", *(f"mean tau ({side})" for side in survey.parts.tau)], rows)
+    if by_features := findings.by_features:
+        _print_figures(*summary.solved_table(by_features))
+        for side, of_side in by_features.associations.items():
             head, rows = summary.associations_table(of_side)
-            print_table([head[0] if side == "sample" else f"{side}: {head[0]}", *head[1:]], rows)
+            _print_figures([head[0] if side == "sample" else f"{side}: {head[0]}", *head[1:]], rows)
     kinds = survey.kinds if survey.kinds and survey.kinds.worth_showing else None
-    if kinds is None and found is None:
-        return
-    head, rows = summary.kinds_table(kinds, found.kinds if found else None)
-    print_table([head[0], *(f">{title}" for title in head[1:])], rows)
+    if kinds or by_features:
+        _print_figures(*summary.kinds_table(kinds, by_features.kinds if by_features else None))
     if kinds is None:
         return
     print_facts([("" if place else "misfits", sentence) for place, sentence in enumerate(findings.of_misfits)])
@@ -354,6 +184,10 @@ def _print_summary(findings: Findings) -> None:
         print_facts([("doubted", summary.came_back(survey.doubted))])
     if confirmation := findings.confirmation:
         print_facts([("forward pass", summary.confirmation(confirmation))])
+
+
+def _print_figures(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    print_table([head[0], *(f">{title}" for title in head[1:])], rows)
 
 
 def print_samples(asked: InspectOptions) -> None:
@@ -380,7 +214,7 @@ def print_samples(asked: InspectOptions) -> None:
     # Without the state: a run that trains may have deleted the snapshot while features were made.
     listed = read_samples(replace(inspection, reader=None), listed_ids(around.values()))
     path = write_samples(inspection, surveyed, samples, folder, around, listed)
-    print_facts([*summary.facts(inspection, surveyed), *(("note", note) for note in inspection.notes)])
+    print_facts(summary.facts(inspection, surveyed), inspection.notes)
     for sample in samples:
         click.echo()
         print_facts(facts(sample))
@@ -416,9 +250,7 @@ def report_duplicates(asked: InspectOptions) -> None:
         click.echo(json.dumps(duplicates_to_json(inspection, found, rows), allow_nan=False))
         return
     page = write_duplicates_page(inspection, dataset, found, folder)
-    print_facts(
-        [*summary.facts(inspection, None), *duplicate_facts(found), *(("note", note) for note in inspection.notes)]
-    )
+    print_facts([*summary.facts(inspection, None), *duplicate_facts(found)], inspection.notes)
     click.echo(rows)
     click.echo(page)
 
@@ -441,13 +273,13 @@ def write_rows(asked: InspectOptions) -> None:
                 of = asked.encoders._replace(samples=asked.features or 0)
                 of_features = by_features(inspection, found, inspection.run.report, of, asked.rho, show)
             if samples and (rules := KindRules.of(inspection)).log_s and not rules.why_none:
-                more = exported(*misfits(inspection, show), inspection, samples)
+                more = exported(*misfits(inspection, show)[:2], inspection, samples)
             export_rows(inspection, to, partial(show, "exporting"), confirmation, of_features, more)
         return inspection, samples
 
     check_target(to, overwrite=asked.overwrite)
     inspection, samples = read_again(write, asked.run, asked.at, asked.data)
-    print_facts([("note", note) for note in inspection.notes])
+    print_facts([], inspection.notes)
     size = place_of(to).size_below() or to.stat().st_size
     click.echo(f"{plain_text(str(to), most=1000)}: {samples:,} rows, {in_units(size)}")
 
@@ -467,10 +299,9 @@ def solve_other_dataset(asked: InspectOptions, dataset: Dataset) -> None:
         return
     if asked.rows_file:
         export_solved(found, dataset, asked.rows_file)
-    print_facts([("checkpoint", f"{found.checkpoint}, {found.weights} weights"), ("note", note)])
+    print_facts([("checkpoint", f"{found.checkpoint}, {found.weights} weights")], [note])
     number = f"{len(found.sample_ids):,} of {dataset.n:,} samples"
-    head = [f"tau where KL is rho = {found.rho:g}, of {number}", *(f">{side}" for side in tau)]
-    print_table(head, summary.solved_quantiles(tau))
+    _print_figures([f"tau where KL is rho = {found.rho:g}, of {number}", *tau], summary.solved_quantiles(tau))
 
 
 def serve(asked: InspectOptions) -> None:
@@ -509,7 +340,7 @@ def serve(asked: InspectOptions) -> None:
             why = f"port {asked.port} cannot be used: {error.strerror}; choose another one with --port"
             raise RunError(why) from error
         with server:
-            print_facts([("note", note) for note in inspection.notes])
+            print_facts([], inspection.notes)
             try:
                 click.echo(server.address)
                 click.echo("Only this machine, and whoever has this address, can open the page. Ctrl-C ends it.")
@@ -518,11 +349,11 @@ def serve(asked: InspectOptions) -> None:
                 os._exit(0)  # leaving otherwise waits for threads that are computing or inside SQLite
 
 
-_SHOW = {
-    "--export": write_rows,
-    "--serve": serve,
-    "--duplicates": report_duplicates,
-    "--sample": print_samples,
-    "a report": report,
+MODES: dict[str, tuple[Callable[[InspectOptions], None], tuple[str, ...]]] = {
+    "--export": (write_rows, ("rows_file", "overwrite", "suspects", "rho", "features")),
+    "--serve": (serve, ("serves", "port", "neighbours", "to")),
+    "--duplicates": (report_duplicates, ("duplicates", "to", "as_json")),
+    "--sample": (print_samples, ("ids", "neighbours", "to", "as_json")),
+    "a report": (report, _OF_REPORT),
 }
-"""Mode -> its function."""
+"""Mode -> its function, and the options that have an effect in it besides those of all modes; the first asks for it."""

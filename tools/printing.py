@@ -27,8 +27,9 @@ def plain_text(text: str, most: int = MAX_CHARACTERS) -> str:
     return "".join(f"[U+{ord(c):04X}]" if c in hidden else c for c in line[:most]) + ("…" if cut else "")
 
 
-def print_facts(pairs: Sequence[tuple[str, str]]) -> None:
-    """Print (label, text) pairs, one per line, with the texts aligned."""
+def print_facts(pairs: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> None:
+    """Print (label, text) pairs and notes, one per line, with the texts aligned."""
+    pairs = [*pairs, *(("note", note) for note in notes)]
     width = max((len(word) for word, _ in pairs), default=0) + 2
     for word, value in pairs:
         click.echo(f"{word:{width}}{plain_text(value, 1000)}")  # it may hold paths

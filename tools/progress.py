@@ -9,12 +9,14 @@ from contextlib import ExitStack, contextmanager, suppress
 
 from rich import filesize
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.status import Status
 from rich.text import Text
 
 QUICK = 1.0
 """Seconds."""
+RECENT = 600.0
+"""Seconds by whose speed the remaining time is estimated."""
 FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 """Seconds. Each line comes after twice the time of the one before, so a log of minutes and one of a week stay short."""
 
@@ -22,42 +24,25 @@ FIRST_LINE, LONGEST_GAP = 10.0, 600.0
 class ProgressBar:
     """Shows how much of `total` is done, with a short text."""
 
-    def __init__(self, console: Console, title: str, total: int, bar: _BarAboveWords | None) -> None:
-        self._console, self._title, self._total, self._bar = console, title, total, bar
-        self._task = bar.add_task(title, total=total, left="") if bar else None
+    def __init__(self, bar: _BarAboveWords, title: str, total: int) -> None:
+        self._bar, self._title, self._total = bar, title, total
+        self._task = bar.add_task(title, total=total)
         self._begun = time.monotonic()
         self._next_line = self._begun + FIRST_LINE
-        self._calls = 0
-        self._since = 0, self._begun
-        """Work done at the second call, and its time."""
 
     def update(self, done: int, words: str = "") -> None:
-        """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end.
-
-        The remaining time is estimated from the speed since the second call: until then, work may start slowly.
-        """
-        now = time.monotonic()
-        self._calls += 1
-        if self._calls <= 2:
-            self._since = done, now
-        if self._bar and self._task is not None:
-            self._bar.words = words
-            self._bar.update(self._task, completed=done, left=self._left(done, now))
-        elif now >= self._next_line or done == self._total:
-            left = self._left(done, now)
+        """Show `done` of the total. Without a terminal: after 10, 20, 40, … s, every 10 min, and at the end."""
+        now, self._bar.words = time.monotonic(), words
+        self._bar.update(self._task, completed=done)
+        if self._bar.disable and (now >= self._next_line or done == self._total):
+            left = _left(self._bar.tasks[0])
             self._next_line = now + min(max(FIRST_LINE, now - self._begun), LONGEST_GAP)
             self.note(f"{self._title}: {done:,}/{self._total:,}{left and f', {left}'} {words}")
-
-    def _left(self, done: int, now: float) -> str:
-        before, since = self._since
-        if done == before or done >= self._total:  # of a part, the total is an estimate
-            return ""
-        return f"{duration((self._total - done) * (now - since) / (done - before))} left"
 
     def note(self, text: str) -> None:
         """Print a separate line that stays."""
         with suppress(OSError):  # stderr may be a file on a full disk, which must not stop the work
-            self._console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, markup=False, highlight=False)
 
 
 class _BarAboveWords(Progress):
@@ -71,22 +56,25 @@ class _BarAboveWords(Progress):
             yield Text(self.words, no_wrap=True, overflow="ellipsis")
 
 
+class _Left(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(_left(task))
+
+
+def _left(task: Task) -> str:
+    return f"{duration(task.time_remaining)} left" if task.time_remaining else ""
+
+
 @contextmanager
 def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[ProgressBar]:
-    """Show a bar on stderr while the block runs, unless hidden."""
+    """Show a bar on stderr while the block runs, unless hidden; without a terminal, lines."""
     console = Console(stderr=True, soft_wrap=True, quiet=hidden)
-    if not console.is_terminal:
-        yield ProgressBar(console, title, total, None)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with _BarAboveWords(*columns, console=console) as bar:
-        yield ProgressBar(console, title, total, bar)
+    title_and_bar = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()
+    columns, is_log = (*title_and_bar, TimeElapsedColumn(), _Left()), not console.is_terminal
+    with _BarAboveWords(
+        *columns, console=console, speed_estimate_period=RECENT, get_time=time.monotonic, disable=is_log
+    ) as bar:
+        yield ProgressBar(bar, title, total)
 
 
 @contextmanager

@@ -23,8 +23,6 @@ LARGEST = 384
 
 
 class ShownView(NamedTuple):
-    """One view of a sample."""
-
     name: str
     picture: Image.Image
     box: tuple[int, int, int, int]
@@ -32,8 +30,6 @@ class ShownView(NamedTuple):
 
 
 class ShownSample(NamedTuple):
-    """One sample on a sheet."""
-
     sample_id: int
     group: str | None
     caption: str | None
@@ -79,22 +75,15 @@ def shown_samples(
         for of_epoch, view, name in drawn:
             pixels = maker.make(sample_ids, of_epoch).views[view]
             boxes = view_parameters(recipe, seed, of_epoch, sample_ids, heights, widths, view).box
-            columns.append(
-                [
-                    ShownView(name, _picture(one, recipe), (left, top, left + width, top + height))
-                    for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True)
-                ]
-            )
-    return [
-        ShownSample(
-            row["sample_id"],
-            row["group"],
-            row["caption"],
-            Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"]),
-            views,
-        )
-        for row, *views in zip(rows, *columns, strict=True)
-    ]
+            shown = []
+            for one, (top, left, height, width) in zip(pixels, boxes.tolist(), strict=True):
+                shown.append(ShownView(name, _picture(one, recipe), (left, top, left + width, top + height)))
+            columns.append(shown)
+    found = []
+    for row, *views in zip(rows, *columns, strict=True):
+        stored = Image.open(BytesIO(dataset.jpeg(row["sample_id"])), formats=["JPEG"])
+        found.append(ShownSample(row["sample_id"], row["group"], row["caption"], stored, views))
+    return found
 
 
 def _picture(pixels: torch.Tensor, recipe: Recipe) -> Image.Image:

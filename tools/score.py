@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from ..pipeline.opening import open_dataset
 from ..storage.files import sha256_of
 from ..storage.place import Place, place_of
 from ..trainer.config import FROZEN
@@ -14,7 +13,7 @@ from ..trainer.config.layers import Layers
 from ..trainer.errors import ConfigError
 from ..trainer.plugins import OPEN_CLIP
 from ..trainer.run_directory import RunDirectory
-from .arguments import DatasetPath, defaulting
+from .arguments import DATASET, defaulting
 from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions
 
 PIECE = 256
@@ -41,14 +40,13 @@ def _explained(option: click.Option) -> click.Option:
 
 @click.command(
     cls=TrainCommand,
-    short_help="Judge pairs by a model that is not trained on them.",
     epilog="\b\nExamples:\n"
     "  thermopile score data/cc3m --model hf:laion/CLIP-ViT-B-32-laion2B-s34B-b79K --out runs/scored\n"
     "  thermopile score data/new --model runs/cc3m --tau 0.02 --rho 3 --out runs/new-scored\n"
     "  thermopile inspect runs/scored\n"
     "  thermopile curate runs/scored --keep keep.parquet --precision 0.8",
     params=[
-        click.Argument(["data"], type=DatasetPath(), nargs=-1, required=True, metavar="DATA..."),
+        click.Argument(["data"], type=DATASET, nargs=-1, required=True, metavar="DATA..."),
         click.Option(
             ["--model"],
             required=True,
@@ -78,6 +76,8 @@ def score(data: tuple[Place, ...], model: str, tau: float | None, rho: float, ba
 
 def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
     """Return the settings of the pass. Raises ConfigError, DatasetError, RunError, OSError."""
+    from ..pipeline.opening import open_dataset
+
     dataset, layers = open_dataset(asked.data, asked.tars, pictures=False), Layers()
     samples = dataset.n
     if asked.select is not None:
@@ -87,16 +87,10 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
     unit = sum(asked.shares or [1] * len(asked.data)) * (8 * batches if samples >= 64 * batches else 16)
     steps = max(2, -(-samples // (batches * PIECE)))  # as few samples as possible are encoded again for a last batch
     batch_size = min(-(-samples // (steps * unit)), samples // unit) * unit
-    layers.add(
-        {
-            "epochs": 1,
-            "batch_size": batch_size,
-            "micro_batch": 0 if batch_size % batches else batch_size // batches,
-            "objective": {"name": FROZEN},
-            "data": {"recipe": _WHOLE_SQUARE, "captions": "first"},
-        },
-        COMMAND_LINE,
-    )
+    micro_batch = 0 if batch_size % batches else batch_size // batches
+    layers.add({"epochs": 1, "batch_size": batch_size, "micro_batch": micro_batch}, COMMAND_LINE)
+    data = {"recipe": _WHOLE_SQUARE, "captions": "first"}
+    layers.add({"objective": {"name": FROZEN}, "data": data}, COMMAND_LINE)
     if (own := RunDirectory(place_of(model))).exists():
         from ..trainer.run.build import recipe_named
         from ..trainer.run.own_dataset import kept_facts
@@ -105,10 +99,8 @@ def _settings(asked: TrainOptions, model: str, batches: int) -> Layers:
         if dataset.index.tokenizer and config.objective.mode != "bimodal":
             raise ConfigError(f"{model} was trained on pictures alone and cannot judge captions; name a run on pairs")
         if dataset.index.tokenizer and known and known.tokenizer_digest != sha256_of(dataset.tokenizer_path):
-            raise ConfigError(
-                f"{dataset.place} has other tokens than {model} was trained on; convert it with "
-                f"--tokenizer {quote(str(own.tokenizer))}"
-            )
+            cure = f"convert it with --tokenizer {quote(str(own.tokenizer))}"
+            raise ConfigError(f"{dataset.place} has other tokens than {model} was trained on; {cure}")
         recipe = {name: list(getattr(recipe_named(config.data.recipe), name)) for name in ("mean", "std")}
         views = {"image_size": config.data.image_size, "recipe": _WHOLE_SQUARE | recipe}
         towers = config.model.model_dump(include={"dim", "head", "head_width", "image", "text"})

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ..storage.place import Place
-from .arguments import TARS, DatasetPath
+from .arguments import DATASET, TARS
 
 MAX_SAMPLES = 200
 
@@ -26,7 +26,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
     "  thermopile show data/pictures --out sheet.html --recipe simclr --epoch 3\n"
     "  thermopile show data/pictures --out sheet.html --ids 1,5,9 --image-size 32 --overwrite"
 )
-@click.argument("dataset", type=DatasetPath())
+@click.argument("dataset", type=DATASET)
 @TARS
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The HTML page to write.")
 @click.option(
@@ -44,9 +44,7 @@ def _parse_ids(context: click.Context, option: click.Parameter, value: str | Non
 @click.option("--ids", metavar="ID,ID,…", callback=_parse_ids, help="Show these samples instead.")
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed, as in training.")
 @click.option("--epoch", type=click.IntRange(0, 2**32), default=0, show_default=True, help="Epoch, counted from 0.")
-@click.option(
-    "--image-size", type=click.IntRange(8, 1024), help="Side of the views, in pixels. Default: as training chooses it."
-)
+@click.option("--image-size", type=click.IntRange(8, 1024), help="Side of views, in pixels. Default: as in training.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def show(
     dataset: Place,
@@ -69,17 +67,10 @@ def show(
 
     from ..pipeline.opening import Dataset, usual_image_size
     from ..storage.files import write_atomically
-    from ..storage.place import place_of
     from ..trainer.plugins import announce_code, is_plugin
-    from ..trainer.run_directory import refuse_in_run
+    from .inspection.rows_export import check_target
 
-    if out.suffix.lower() != ".html":
-        raise click.UsageError(f"--out {out} does not end in .html; the sheet is an HTML page")
-    if not out.parent.is_dir():
-        raise click.UsageError(f"--out {out}: folder {out.parent} does not exist")
-    if out.exists() and not overwrite:
-        raise click.UsageError(f"{out} exists; choose another file, or replace it with --overwrite")
-    refuse_in_run(place_of(out), is_file=True)
+    check_target(out, [".html"], overwrite=overwrite)
     opened = Dataset(dataset, tars)
     if outside := [sample_id for sample_id in ids or () if not 0 <= sample_id < opened.n]:
         raise click.UsageError(f"--ids: sample {outside[0]} does not exist; the dataset holds 0 to {opened.n - 1}")

@@ -11,12 +11,13 @@ import click
 
 from ..storage.place import Place, Places
 from .arguments import RUN, RUN_DATA
-from .printing import plain_text, print_table
+from .printing import plain_text, print_facts, print_table
 from .progress import in_units, progress_bar, working
 
 if TYPE_CHECKING:
-    from ..state_store import Snapshot, StateReader
     from ..state_store.check import ColumnReport, Problem, SnapshotReport
+    from ..state_store.history import Snapshot
+    from ..state_store.reader import StateReader
     from ..trainer.config import TrainConfig
 
 _LATEST = "latest"
@@ -67,27 +68,14 @@ def check(context: click.Context, run: Place, at: str, data: Places | None, ever
     damage = repository.damage()
     sound = all(report.sound for report in reports) and not unreadable and not damage
     if as_json:
-        findings = {
-            "snapshots": [
-                {
-                    **_snapshot_json(report.snapshot),
-                    "sound": report.sound,
-                    "columns": [{**asdict(column), "sound": column.sound} for column in report.columns],
-                    "other_problems": report.other_problems,
-                    "notes": report.notes,
-                }
-                for report in reports
-            ],
-            "unreadable": [asdict(snapshot) for snapshot in unreadable],
-            "damage": damage,
-        }
+        snapshots, broken = [*map(_report_json, reports)], [*map(asdict, unreadable)]
+        findings = {"snapshots": snapshots, "unreadable": broken, "damage": damage}
         click.echo(json.dumps({"state": str(path), "sound": sound, **findings}, allow_nan=False))
     else:
         for snapshot in unreadable:
-            _print_line("problem", str(snapshot))
+            print_facts([("problem", str(snapshot))])
             click.echo(f"{snapshot.tag} is NOT SOUND")
-        for words in damage:
-            _print_line("problem", words)
+        print_facts([("problem", words) for words in damage])
     context.exit(0 if sound else 1)
 
 
@@ -99,8 +87,8 @@ def check(context: click.Context, run: Place, at: str, data: Places | None, ever
 @click.option("--json", "as_json", is_flag=True, help="Print the snapshots as one JSON object.")
 def log(run: Place, as_json: bool) -> None:
     """List the snapshots of RUN, oldest first, with the time and the bytes written for each."""
-    from ..state_store import Snapshot
     from ..state_store.durable import Repository
+    from ..state_store.history import Snapshot
 
     path, _, _ = _find(run)
     history = Repository(path).history()
@@ -109,10 +97,7 @@ def log(run: Place, as_json: bool) -> None:
     with working(f"measuring {plain_text(str(path))}"):
         size = path.size_below()
     if as_json:
-        listed = {
-            "snapshots": [_snapshot_json(snapshot) for snapshot in snapshots],
-            "unreadable": [asdict(snapshot) for snapshot in unreadable],
-        }
+        listed = {"snapshots": [*map(_snapshot_json, snapshots)], "unreadable": [*map(asdict, unreadable)]}
         click.echo(json.dumps({"state": str(path), "bytes_on_disk": size, **listed}, allow_nan=False))
         return
     rows = [
@@ -148,7 +133,9 @@ def _find(run: Place) -> tuple[Place, TrainConfig | None, list[str]]:
 def _reports(
     path: Place, config: TrainConfig | None, data: Places | None, at: str, every: bool
 ) -> Iterator[SnapshotReport]:
-    from ..state_store import SnapshotNotFoundError, StateReader, list_snapshots
+    from ..state_store.durable import list_snapshots
+    from ..state_store.errors import SnapshotNotFoundError
+    from ..state_store.reader import StateReader
 
     found = [snapshot.id for snapshot in list_snapshots(path)] if every else []
     for asked in found or [at]:
@@ -189,10 +176,9 @@ def _check(reader: StateReader, path: Place, config: TrainConfig | None, data: P
         return report
     report.notes.extend(growth(run, config, dataset))
     if dataset.index.fingerprint != made_for:
-        report.other_problems.append(
-            f"the state is for dataset {made_for[:12]}… with {reader.samples:,} samples, but {dataset.place} is "
-            f"{dataset.index.fingerprint[:12]}… with {dataset.n:,}"
-        )
+        wanted = f"dataset {made_for[:12]}… with {reader.samples:,} samples"
+        found = f"{dataset.place} is {dataset.index.fingerprint[:12]}… with {dataset.n:,}"
+        report.other_problems.append(f"the state is for {wanted}, but {found}")
     return report
 
 
@@ -200,20 +186,13 @@ def _print_report(report: SnapshotReport) -> None:
     snapshot = report.snapshot
     click.echo(f"{snapshot.tag}  epoch {snapshot.epoch:,}, {_local_time(snapshot)}, {snapshot.id}")
     print_table(("column", "dtype", ">rows", ">unseen", ">range", "verdict"), [_row(each) for each in report.columns])
+    problems = []
     for column in report.columns:
-        for problem in column.problems:
-            _print_line("problem", _in_words(column, problem))
+        problems += [_in_words(column, problem) for problem in column.problems]
         if column.problems_not_listed:
-            _print_line("problem", f"array {column.name!r}: {column.problems_not_listed:,} more, in later chunks")
-    for words in report.other_problems:
-        _print_line("problem", words)
-    for note in report.notes:
-        _print_line("note", note)
+            problems.append(f"array {column.name!r}: {column.problems_not_listed:,} more, in later chunks")
+    print_facts([("problem", words) for words in [*problems, *report.other_problems]], report.notes)
     click.echo(f"{snapshot.tag} is {'sound' if report.sound else 'NOT SOUND'}")
-
-
-def _print_line(kind: str, words: str) -> None:
-    click.echo(f"{kind:<9} {plain_text(words, most=1000)}")
 
 
 def _row(column: ColumnReport) -> tuple[str, ...]:
@@ -229,6 +208,12 @@ def _in_words(column: ColumnReport, problem: Problem) -> str:
     ids = ", ".join(map(str, problem.first_ids)) + (", …" if problem.rows > len(problem.first_ids) else "")
     noun = "row" if problem.rows == 1 else "rows"
     return f"array {column.name!r}, chunk {problem.chunk}: {problem.rows:,} {noun} {problem.what}; ids {ids}"
+
+
+def _report_json(report: SnapshotReport) -> dict[str, Any]:
+    columns = [{**asdict(column), "sound": column.sound} for column in report.columns]
+    found = {"sound": report.sound, "columns": columns, "other_problems": report.other_problems, "notes": report.notes}
+    return _snapshot_json(report.snapshot) | found
 
 
 def _snapshot_json(snapshot: Snapshot) -> dict[str, Any]:

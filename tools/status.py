@@ -79,10 +79,8 @@ def _lines(run: RunStatus) -> Iterator[tuple[str, str]]:
         scores = [f"{name.removesuffix('/all')} {score:.4g}" for name, score in named if name.endswith("/all")]
         more = f"  and {len(scores) - _MAX_SCORES} more" if len(scores) > _MAX_SCORES else ""
         of = " of averaged weights" if evaluation.get("weights") == "averaged" else ""
-        yield (
-            "evaluation",
-            plain_text(f"step {evaluation['step']:,}{of}: {', '.join(scores[:_MAX_SCORES])}{more}", 1000),
-        )
+        words = f"step {evaluation['step']:,}{of}: {', '.join(scores[:_MAX_SCORES])}{more}"
+        yield "evaluation", plain_text(words, 1000)
     for title, texts in (("warning", run.warnings), ("note", run.notes)):
         for text in texts:
             yield title, plain_text(text, most=1000)

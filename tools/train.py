@@ -7,10 +7,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import click
@@ -22,10 +23,9 @@ from ..trainer.config import FROZEN
 from ..trainer.config.layers import Layers, preset_names, read_toml
 from ..trainer.errors import ConfigError, RanksLostError, RunError
 from ..trainer.metrics.step_report import percent
-from ..trainer.run.starting import Request, Start, start
 from ..trainer.run_directory import RunDirectory
 from ..trainer.world import World, joined_world
-from .arguments import DatasetPath
+from .arguments import DATASET
 from .eval import LABELS
 from .printing import MAX_ERROR_CHARACTERS, plain_text, print_facts
 from .progress import ProgressBar, duration, in_units, progress_bar, task_bars, working
@@ -34,6 +34,7 @@ from .train_options import COMMAND_LINE, OPTIONS, TrainCommand, TrainOptions, ad
 if TYPE_CHECKING:
     from ..trainer.metrics.step_report import StepReport
     from ..trainer.run.run import Run
+    from ..trainer.run.starting import Start
     from .inspection.opened_run import OpenedRun
 
     OnReport = Callable[[StepReport], None]
@@ -106,21 +107,15 @@ def train(
     from .inspection.opened_run import open_run
 
     places = () if data is None else tuple(places_of(data))
-    asked = TrainOptions(
-        data=places,
-        out=place_of(out),
-        preset=preset,
-        settings=settings or {},
-        steps=steps,
-        resume=resume,
-        allowed=tuple(allow_change),
-    )
-    run(asked, on_report)
+    given: dict[str, Any] = {"preset": preset, "settings": settings or {}, "steps": steps, "resume": resume}
+    run(TrainOptions(places, out=place_of(out), allowed=tuple(allow_change), **given), on_report)
     return open_run(out)
 
 
 def run(asked: TrainOptions, on_report: OnReport = lambda report: None, below: Layers | None = None) -> bool:
     """Train, or print the settings. Return False if a signal stopped the run. below: settings that options change."""
+    from ..trainer.run.starting import Request, start
+
     directory = None if asked.out is None else RunDirectory(asked.out)
     with _ended_if_ranks_are_lost(), joined_world(end=_end) as world:
         with agreement(world.control, ConfigError):
@@ -176,7 +171,7 @@ def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
     if asked.out is None and not asked.print_config:
         raise click.UsageError("Missing option '--out': the run directory")
     for data in asked.data:
-        DatasetPath().convert(data, OPTIONS[0], None)
+        DATASET.convert(data, OPTIONS[0], None)
     if asked.timed and (asked.resume or not asked.dry_run or os.environ.get("WORLD_SIZE", "1") != "1"):
         raise click.UsageError("--timed is for a new run's --dry-run, on one rank")
     if asked.config_file is not None and not asked.config_file.is_present():
@@ -203,8 +198,7 @@ def _layers(asked: TrainOptions, below: Layers | None) -> Layers:
 
 def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnReport, *, accepted: bool) -> bool:
     """Train; return False if a signal stopped the run. accepted: config.toml was edited by hand."""
-    from ..trainer.frozen_pass import FrozenPass
-    from ..trainer.loop import Trainer
+    from ..trainer.loop import FrozenPass, Trainer
     from ..trainer.run.preemption import StopRequest
     from ..trainer.run.selection_files import SELECTING, rows_of
     from .inspection.features.run_features import keep_features
@@ -286,19 +280,17 @@ def warnings_log(path: Path, rank: int | None = None) -> Iterator[None]:
     handlers: list[logging.Handler] = [_LogFile(path, f"%(asctime)s {who}%(message)s")]
     if not _PACKAGE.hasHandlers() and logging.lastResort:
         handlers.append(logging.lastResort)  # logging uses stderr only if there is no handler at all
-    for handler in handlers:
-        _PACKAGE.addHandler(handler)
-    try:
-        yield
-    finally:
+    with ExitStack() as added:
         for handler in handlers:
-            _PACKAGE.removeHandler(handler)
+            _PACKAGE.addHandler(handler)
+            added.callback(_PACKAGE.removeHandler, handler)
+        yield
 
 
 def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool) -> None:
     """Build what training builds, and print what it would need."""
     from ..state_store.schema import Schema
-    from ..trainer.dry_run import dry_run, seconds_a_step
+    from ..trainer.dry_run import dry_run
     from ..trainer.export import Format, why_impossible
 
     config, optimizer, kept = plan.config, plan.config.optimizer, plan.config.checkpoint
@@ -336,11 +328,13 @@ def _rehearse(plan: Start, directory: RunDirectory, world: World, *, timed: bool
             ("export", " or ".join(formats)),
         ]  # fmt: skip
     if timed:
-        with working("training ten steps …"):
-            each = seconds_a_step(config)
+        from .bench.step import step_cost
+
+        with working("training twenty steps …"), TemporaryDirectory(prefix="thermopile-") as folder:
+            each = step_cost(config, 10, Path(folder)).step_ms / 1e3
         facts.append(("time", f"{duration(each * run.total_steps)}, {each:.2g} s a step, without evaluations"))
     elif not plan.resume and world.size == 1:
-        facts.append(("time", "add --timed to train ten steps and estimate it"))
+        facts.append(("time", "add --timed to train twenty steps and estimate it"))
     print_facts(facts)
 
 
@@ -351,9 +345,8 @@ def _in_words(run: Run) -> str:
     ranks = f" on {run.world.size} ranks" if run.world.size > 1 else ""
     speed, epochs = "", -(-run.total_steps // run.order.steps_per_epoch)
     if run.device.type == "cuda":
-        slow = ", not compiled (--set compile=true takes minutes once, then steps are faster)" * (
-            not run.config.compile
-        )
+        cure = "--set compile=true takes minutes once, then steps are faster"
+        slow = "" if run.config.compile else f", not compiled ({cure})"
         speed = f" in {run.config.precision}{slow}"
     kind = "pairs" if run.mode == "bimodal" else "pictures"
     weighted = ", with weights" * bool(data.weights) + ", without those of data.without" * bool(data.without)
@@ -363,11 +356,10 @@ def _in_words(run: Run) -> str:
     planted = data.planted if isinstance(data.planted, tuple) else (data.planted,)
     shares = " and ".join(f"{100 * share:.3g}%" for share in planted)
     wrong = f", {shares} of them with another one's caption (data.planted)" if any(planted) else ""
-    return (
-        f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}{wrong}, "
-        f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters, {run.total_steps:,} steps in "
-        f"{epochs:,} {'epoch' if epochs == 1 else 'epochs'}{left}"
-    )
+    samples = f"{selected}{dataset.n:,} {kind} from {dataset.place}{tars}{weighted}{wrong}"
+    encoders = f"{run.device}{speed}{ranks}, {parameters:,} encoder parameters"
+    steps = f"{run.total_steps:,} steps in {epochs:,} {'epoch' if epochs == 1 else 'epochs'}{left}"
+    return f"{samples}, {encoders}, {steps}"
 
 
 def _acknowledge(signal_name: str) -> None:

@@ -126,7 +126,7 @@ OPTIONS: list[click.Parameter] = [
     click.Option(
         ["--on-nan"],
         type=click.Choice(["stop", "skip"]),
-        help="If a loss is not finite: stop the run, or skip the step and continue.",
+        help="If a loss is not finite: stop the run, or skip the step.",
     ),
     flag("resume", "Resume the run in OUT; start it if there is none."),
     click.Option(
@@ -138,6 +138,6 @@ OPTIONS: list[click.Parameter] = [
     flag("accept-config", "With --resume: accept your manual edits of OUT/config.toml."),
     flag("allow-code", "Allow OUT's settings or --config to import code: `module:name`."),
     flag("dry-run", "Refuse what training would, print what it would need; train and write nothing."),
-    flag("timed", "With --dry-run: estimate the time from ten steps in a temporary directory."),
+    flag("timed", "With --dry-run: estimate the time from twenty steps in a temporary directory."),
     flag("print-config", "Print every setting and its origin; train nothing."),
 ]

@@ -1,17 +1,12 @@
-"""A training run in which everything is built but weights, and nothing is written; and the time of a step."""
+"""A training run in which everything is built but weights, and nothing is written."""
 
-import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from itertools import islice
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
 import torch
 
-from ..storage.local import LocalPath
 from .config import TrainConfig
 from .encoders import Encoders
 from .loop import Trainer
@@ -20,9 +15,6 @@ from .run.restoring import warn_of_changes
 from .run.run import Run
 from .run.selection_files import holes_in, selected_ids, unchanged
 from .run_directory import RunDirectory
-
-FIRST_STEPS, TIMED_STEPS = 3, 10
-"""Steps that are not timed, because much happens in them for the first time, and steps that are."""
 
 
 class _WithoutMemory(Run):
@@ -58,22 +50,3 @@ def dry_run(config: TrainConfig, directory: RunDirectory, **options: Any) -> Ite
             if run.world.is_first and run.start:
                 warn_of_changes(config, run.start, run.order.steps_per_epoch)
             yield trainer
-
-
-def seconds_a_step(config: TrainConfig) -> float:
-    """Train a few steps with these complete settings in a temporary directory, and write no checkpoint.
-
-    Returns the median seconds of one, with its waits. Raises as Trainer does.
-    """
-    steps, ends = FIRST_STEPS + TIMED_STEPS, []
-    few = config.model_copy(update={"trackers": (), "steps": steps, "epochs": steps})  # in as many epochs as it takes
-    with (
-        TemporaryDirectory(prefix="thermopile-") as folder,
-        Trainer.open(few, RunDirectory(LocalPath(folder) / "run")) as trainer,
-    ):
-        for pieces in islice(trainer.run.steps(), steps):
-            trainer.step(pieces)
-            if trainer.run.device.type == "cuda":
-                torch.cuda.synchronize(trainer.run.device)
-            ends.append(time.monotonic())
-    return float(np.median(np.diff(ends[FIRST_STEPS - 1 :])))

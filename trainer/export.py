@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from ..pipeline.errors import DatasetError
 from ..storage.files import written_through
 from ..storage.local import LocalPath
 from ..storage.lock import LockedError
-from ..storage.place import Places, place_of, places_of
+from ..storage.place import place_of, places_of
 from .checkpoints.checkpoint_files import LATEST
 from .checkpoints.tensors import save_tensors
 from .config import FROZEN, EncoderConfig, TrainConfig, Weights
@@ -36,7 +37,7 @@ from .evaluation.features import restore_encoders
 from .metrics.metrics_file import last_lines, numbers_in
 from .plugins import HF, OPEN_CLIP, TIMM
 from .run.build import recipe_named
-from .run.settings_of_models import LEARNED, has_own_heads, is_whole, learned_by
+from .run.chosen_settings import LEARNED, has_own_heads, is_whole, learned_by
 from .run_directory import RunDirectory, find_checkpoint, load_found, refuse_in_run
 
 _log = logging.getLogger(__name__)
@@ -66,17 +67,16 @@ def export_encoders(
     format: Format,
     *,
     at: str = LATEST,
-    data: Places | None = None,
     weights: Weights | None = None,
     allow_code: bool = False,
 ) -> list[Path]:
     """Write the encoders of a run's checkpoint, `latest` or step-N, to the new directory `to`; returns its files.
 
-    data: as for tokenizer_of. weights: of image and text encoder, by default averaged if the run has averages; a
-    momentum network has only its own. allow_code: as restore_encoders. A kill leaves no `to`, only a hidden directory
-    next to it. Raises ConfigError if `to` exists or is in a run, the format has no such encoder or the run has no
-    averaged weights, RunError if the run or checkpoint does not exist or a weight is not finite, DatasetError if the
-    tokenizer is not found, OSError if writing fails.
+    weights: of image and text encoder, by default averaged if the run has averages; a momentum network has only its
+    own. allow_code: as restore_encoders. A kill leaves no `to`, only a hidden directory next to it.
+    Raises ConfigError if `to` exists or is in a run, the format has no such encoder or the run has no averaged weights,
+    RunError if the run or checkpoint does not exist, a weight is not finite or the run's tokenizer is missing or
+    damaged, OSError if writing fails.
     """
     if os.path.lexists(to):
         raise ConfigError(f"{to} already exists; nothing was written. Choose another directory with --to")
@@ -85,7 +85,7 @@ def export_encoders(
     weights = config.model.chosen_weights(weights)
     if why := why_impossible(config, format):
         raise ConfigError(f"{why}; export it with --format safetensors")
-    sides = _restore(run, config, at, data, weights, allow_code)
+    sides = _restore(run, config, at, weights, allow_code)
     with _built(to) as folder:
         if format == "open_clip":
             _write_open_clip(*sides, folder=folder)
@@ -118,13 +118,11 @@ def why_impossible(config: TrainConfig, format: Format) -> str:
     return what
 
 
-def _restore(
-    run: RunDirectory, config: TrainConfig, at: str, data: Places | None, weights: Weights, allow_code: bool
-) -> list[_Side]:
+def _restore(run: RunDirectory, config: TrainConfig, at: str, weights: Weights, allow_code: bool) -> list[_Side]:
     checkpoint = find_checkpoint(run, at)
     info, training = load_found(checkpoint)
-    own, has_texts = (run, info, config.data.places, data), config.objective.mode == "bimodal"
-    tokenizer, sizes, file = tokenizer_of(*own) if has_texts else (None, None, None)
+    has_texts = config.objective.mode == "bimodal"
+    tokenizer, sizes, file = tokenizer_of(run) if has_texts else (None, None, None)
     encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=allow_code)
     for name, values in encoders.state_dict().items():
         if not values.isfinite().all():
@@ -137,7 +135,7 @@ def _restore(
     if has_texts:
         facts |= _logits(config, training.get("objective", {}))
     facts = _facts(config, config.model.image, encoders.image, info.step) | facts
-    image = _Side("image", encoders.image, facts, _known(run, config, info.step, weights, data or config.data.places))
+    image = _Side("image", encoders.image, facts, _known(run, config, info.step, weights))
     if encoders.momentum is not None:
         facts, known = facts | {"network": "momentum", "weights": "raw"}, image.known | {"eval_results": None}
         return [image, replace(image, name="momentum", encoder=encoders.momentum, facts=facts, known=known)]
@@ -211,9 +209,8 @@ def _write_whole(sides: list[_Side], folder: Path) -> None:
         model.save_pretrained(folder)
     for side in sides:
         _write_preparation(side, folder)
-    _write_card(
-        sides[0], folder, "transformers", OF_PAIRS, "`transformers.AutoModel.from_pretrained` loads both towers."
-    )
+    how = "`transformers.AutoModel.from_pretrained` loads both towers."
+    _write_card(sides[0], folder, "transformers", OF_PAIRS, how)
 
 
 def _write_preparation(side: _Side, folder: Path) -> None:
@@ -297,13 +294,14 @@ def _write_card(side: _Side, folder: Path, library: str, task: str, how: str) ->
     trained = f"trained contrastively to step {side.facts['step']:,}"
     is_frozen = FROZEN in side.known["tags"]
     what = f"A model {'that judged pairs and was not trained here' if is_frozen else trained}. {how}"
-    cure = "Before you publish it, add its `license` above, and the `language` of its captions."
+    sets = "" if side.known["datasets"] else "its `datasets`, which are not known here, "
+    cure = f"Before you publish it, add its `license` above, {sets}and the `language` of its captions."
     rows = "\n".join(f"| {key} | {json.dumps(value)} |" for key, value in side.facts.items())
     text = f"---\n{about}\n---\n\n# From a thermopile run\n\n{what}\n\n{cure}\n\n| | |\n|---|---|\n{rows}\n"
     (folder / "README.md").write_text(text, "utf-8")
 
 
-def _known(run: RunDirectory, config: TrainConfig, step: int, weights: Weights, places: Places) -> dict[str, Any]:
+def _known(run: RunDirectory, config: TrainConfig, step: int, weights: Weights) -> dict[str, Any]:
     """Return what a hub reads of a run: the hub's models and data sets that it is made of, and its scores at a step."""
     from huggingface_hub import EvalResult, parse_hf_uri
 
@@ -314,11 +312,10 @@ def _known(run: RunDirectory, config: TrainConfig, step: int, weights: Weights, 
         for line in last_lines(run.metrics, 0, 1, until=step).evaluations:
             if line["step"] == step and line.get("weights", "raw") == weights:
                 scores = ((name, score) for name, score in numbers_in(line["evaluation"]) if name.endswith("/all"))
-                results = [
-                    EvalResult(OF_PAIRS, test, test, "accuracy", score, metric_name=name) for name, score in scores
-                ]
+                of_test = partial(EvalResult, OF_PAIRS, test, test, "accuracy")
+                results = [of_test(score, metric_name=name) for name, score in scores]
     with suppress(OSError, DatasetError, ValueError):  # where the dataset was moved, or says an odd place
-        roots = [str(read_index(place).source.get("root")) for place in places_of(places)]
+        roots = [str(read_index(place).source.get("root")) for place in places_of(config.data.places)]
         sets = [parse_hf_uri(root).id for root in roots if root.startswith("hf://datasets/")]
     known = {"tags": ["thermopile", "contrastive-learning", config.objective.name], "base_model": models or None}
     return known | {"datasets": sets or None, "eval_results": results or None, "model_name": run.path.name}

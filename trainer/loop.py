@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from ..pipeline.batch import Batch
@@ -16,9 +17,9 @@ from ..storage.place import AnyPlace, Places
 from .config import TrainConfig
 from .encoders import AveragedEncoders, Features
 from .encoders.data_parallel import batch_norm_advice, encoders_of_a_step
-from .encoders.locking import lock_advice
-from .encoders.micro_batches import MicroBatches, OnePiece
-from .errors import RunError
+from .encoders.locking import lock_advice, starts_trained
+from .encoders.micro_batches import MicroBatches, OnePiece, joined_features
+from .errors import ConfigError, RunError
 from .evaluation.online import OnlineEvaluation
 from .metrics.metrics_log import Scalar
 from .metrics.step_report import RECENT_STEPS, StepReport, report_of
@@ -26,6 +27,7 @@ from .objectives import FeaturesError, Outcome, Progress
 from .objectives.isogclr import IndividualTemperature
 from .optim import create_optimizer, learning_rate, momentum_at, warmup_steps
 from .precision import MixedPrecision
+from .run.chosen_settings import has_own_heads
 from .run.restoring import LOSS_SCALE
 from .run.run import Run
 from .run_directory import RunDirectory
@@ -44,15 +46,7 @@ class Trainer:
         Raises ConfigError, RunError.
         """
         config, world, self.run = run.config, run.world, run
-        encode = encoders_of_a_step(
-            run.encoders,
-            run.device,
-            world,
-            run.clock,
-            channels_last=config.channels_last is True,
-            compile=config.compile,
-            deterministic=config.deterministic,
-        )
+        encode = encoders_of_a_step(run.encoders, config, run.device, world, run.clock)
         factors = run.encoders.learning_rate_factors(config.optimizer.layer_decay)
         self.optimizer = create_optimizer(config.optimizer, run.encoders, run.objective, factors)
         self.precision = MixedPrecision(config.precision, run.device)
@@ -65,9 +59,7 @@ class Trainer:
         run.attach(optimizer=self.optimizer, **averaged, **{LOSS_SCALE: self.precision.scaler})
         self._skipped_in_a_row = 0
         with agreement(world.control, RunError):
-            self.evaluation = OnlineEvaluation.open(
-                config.evaluation, config.data, run.mode, run.dataset, run.device, world, run.selection
-            )
+            self.evaluation = OnlineEvaluation(run) if config.evaluation.every_steps else None
 
     @classmethod
     def open(cls, config: TrainConfig, directory: RunDirectory, **options: Any) -> Self:
@@ -106,10 +98,8 @@ class Trainer:
         run, config = self.run, self.run.config
         reported_at, recent = time.monotonic(), deque[dict[str, Any]](maxlen=RECENT_STEPS)
         with run.world.naming_lost_ranks(run.ranks_lost):
-            lacks_evaluation = (
-                run.steps_done > 0 and config.evaluation.is_due(run.steps_done) and not run.log.has_evaluation
-            )
-            if run.world.control.broadcast(lacks_evaluation):  # a stop prevented it
+            is_due = run.steps_done > 0 and config.evaluation.is_due(run.steps_done)
+            if run.world.control.broadcast(is_due and not run.log.has_evaluation):  # a stop prevented it
                 self._evaluate(should_stop, on_evaluation)
                 if run.agree(should_stop())[0]:
                     return
@@ -177,19 +167,16 @@ class Trainer:
 
     def _outcome(self, features: Features, state: Mapping[str, Tensor], progress: Progress) -> Outcome | None:
         """Return the objective's outcome, or None if it is not finite and such steps are skipped."""
-        run = self.run
+        run, (first, second, keys, local) = self.run, features
         skips = run.config.on_nan == "skip"
-        if not (skips and run.world.any_rank(not _all_finite(*features.tensors()))):
-            try:
-                outcome: Outcome = run.objective(
-                    features.first, features.second, state, progress, features.keys, features.local
-                )
-            except FeaturesError as error:
-                run.flush_log()  # an earlier step's loss may be the cause
-                raise run.not_finite(run.steps_done, f"step {run.steps_done + 1:,}: {error}") from error
-            if not (skips and not _all_finite(outcome.loss)):
-                return outcome
-        return None
+        if skips and run.world.any_rank(not _all_finite(*features.tensors())):
+            return None
+        try:
+            outcome: Outcome = run.objective(first, second, state, progress, keys, local)
+        except FeaturesError as error:
+            run.flush_log()  # an earlier step's loss may be the cause
+            raise run.not_finite(run.steps_done, f"step {run.steps_done + 1:,}: {error}") from error
+        return None if skips and not _all_finite(outcome.loss) else outcome
 
     def _skip(self) -> None:
         """Leave weights and state unchanged; too many skipped steps in a row end the run."""
@@ -241,6 +228,42 @@ class Trainer:
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         self.run.__exit__(kind, *error)
+
+
+class FrozenPass(Trainer):
+    """Steps that write the samples' rows and change no weight, with encoders in evaluation mode: `thermopile score`."""
+
+    def __init__(self, run: Run) -> None:
+        """As Trainer. Raises ConfigError unless encoders and heads have trained weights."""
+        model, heads = run.config.model, run.config.model.head == "none" or has_own_heads(run.config.model)
+        if not (run.config.init.run or (heads and starts_trained(model.image) and starts_trained(model.text))):
+            raise ConfigError(
+                f"{model.image.name} and {model.text.name} would have random weights, or heads with such; score by "
+                "a whole CLIP or SigLIP (--model hf:… or open_clip:ARCH:TAG), or by a run (--model RUN)"
+            )
+        super().__init__(run)
+
+    def step(self, pieces: Iterable[Batch]) -> None:
+        """Make one step: features, state in, what the objective says of the samples, state out."""
+        run, found = self.run, []
+        run.encoders.eval()
+        with torch.no_grad():
+            for piece in pieces:  # none is encoded a second time, so none is kept
+                found.append(OnePiece.encode(self._encoder, [piece]))
+            ids, features = zip(*found, strict=True)
+            sample_ids = torch.cat(ids)
+            state = run.take(sample_ids)
+            with run.clock.computing("forward_backward"):
+                outcome = self._outcome(joined_features([*features]), state, run.progress)
+        if outcome is None:
+            self._skip()
+            return
+        run.put(sample_ids, outcome.state)
+        run.count_step({"loss": outcome.loss, **outcome.metrics})
+
+    def advice(self) -> list[str]:
+        """Return nothing: advice is on training."""
+        return []
 
 
 def _all_finite(*tensors: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -169,10 +168,7 @@ class Lamb(torch.optim.Optimizer):
 
 
 def create_optimizer(
-    config: OptimizerConfig,
-    encoders: nn.Module,
-    objective: Objective,
-    factors: Mapping[nn.Parameter, float] = MappingProxyType({}),
+    config: OptimizerConfig, encoders: nn.Module, objective: Objective, factors: Mapping[nn.Parameter, float]
 ) -> Optimizer:
     """Create a run's optimisers. Weight decay applies to matrices and kernels, not to biases, norms or temperatures.
 
@@ -209,9 +205,7 @@ def _rule(name: str, decayed: Groups, spared: Groups, settings: dict[str, Any]) 
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return sgd
     if name == "lamb":
-        return Lamb(
-            [group | {"trust": trust} for trust, of in ((True, decayed), (False, spared)) for group in of], **settings
-        )
+        return Lamb([group | {"trust": of is decayed} for of in (decayed, spared) for group in of], **settings)
     import pytorch_optimizer  # deferred: the import takes seconds
 
     library: dict[str, Any] = {"lars": pytorch_optimizer.LARS, "lion": pytorch_optimizer.Lion}

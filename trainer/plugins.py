@@ -72,9 +72,7 @@ def load_plugin(name: str, where: str) -> Any:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise PluginError(f"{where} cannot be imported: {reason}. {WRITE}") from error
-        raise PluginError(
-            f"{where} cannot be used, because the module {module} ends with an error: {reason}"
-        ) from error
+        raise PluginError(f"{where} cannot be used, since the module {module} ends with an error: {reason}") from error
     try:
         return getattr(imported, attribute)
     except Exception as error:  # a module may look names up by its own code
@@ -88,9 +86,7 @@ def code_in(config: TrainConfig, keys: Iterable[str] = CODE) -> dict[str, str]:
         values.pop("model.text.name", None)
     if "trackers" in values:
         values["trackers"] = " ".join(filter(is_plugin, values["trackers"]))
-    return {
-        key: name for key, name in values.items() if (is_own_encoder if key.startswith("model.") else is_plugin)(name)
-    }
+    return {key: name for key, name in values.items() if (is_own_encoder if "model." in key else is_plugin)(name)}
 
 
 def refuse_code(named: Mapping[str, str], where: object, cure: str = ALLOW) -> None:

@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .config import TrainConfig
+from .objectives.pairs import set_until
 from .optim import Optimizer
 
 DTYPES = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -35,31 +36,25 @@ def fast_kernels(precision: str, *, timed: bool, deterministic: bool = False) ->
     These are settings of the whole process; the caller's are restored at the end. Meanwhile torch refuses to read its
     older names for them, such as `allow_tf32`.
     """
-    backends = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before, benchmark = [backend.fp32_precision for backend in backends], torch.backends.cudnn.benchmark
+    cuda: Any = torch.backends.cuda
+    cudnn: Any = torch.backends.cudnn
     filling: Any = torch.utils.deterministic
-    was_deterministic, fills = torch.are_deterministic_algorithms_enabled(), filling.fill_uninitialized_memory
-    warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    try:
+    with ExitStack() as at_end:
         # torch prefers cuDNN's attention on an H100 and newer, which with a mask gives NaN gradients for some lengths
         # of captions (https://github.com/pytorch/pytorch/issues/196678).
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        for backend in backends:
-            backend.fp32_precision = "ieee" if precision == "float32" else "tf32"
-        torch.backends.cudnn.benchmark = timed and not deterministic
+        at_end.callback(cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled())
+        cuda.enable_cudnn_sdp(False)
+        for backend in (cuda.matmul, cudnn.conv):
+            set_until(at_end, backend, "fp32_precision", "ieee" if precision == "float32" else "tf32")
+        set_until(at_end, cudnn, "benchmark", timed and not deterministic)
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on a GPU
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            own = torch.are_deterministic_algorithms_enabled()
+            at_end.callback(torch.use_deterministic_algorithms, own, warn_only=warns)
             torch.use_deterministic_algorithms(True)
-            filling.fill_uninitialized_memory = False  # filling finds errors, but costs time
+            set_until(at_end, filling, "fill_uninitialized_memory", False)  # filling finds errors, but costs time
         yield
-    finally:
-        torch.use_deterministic_algorithms(was_deterministic, warn_only=warns)
-        filling.fill_uninitialized_memory = fills
-        for backend, own in zip(backends, before, strict=True):
-            backend.fp32_precision = own
-        torch.backends.cudnn.benchmark = benchmark
-        torch.backends.cuda.enable_cudnn_sdp(cudnn_attention)
 
 
 class MixedPrecision:

@@ -1,7 +1,5 @@
 """The files of a run directory. docs/run_files.md describes each."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re
@@ -9,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from os import PathLike
 from secrets import token_hex
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
@@ -20,19 +18,20 @@ from ..storage.files import may_make
 from ..storage.place import Lock, Place, leased, log_at, place_of
 from ..storage.sealed_json import DamagedJSONError, seal_document, unseal
 from .checkpoints import checkpoint_files
-from .config import TrainConfig, load_config, to_toml
+from .config import TrainConfig, load_recorded, to_toml
 from .config.layers import MAX_BYTES, parse_toml
 from .errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError, one_line
 
 _SEAL = re.compile(rb'# sha256 = "([0-9a-f]{64})"\n\Z')
 """The last line of config.toml: the digest of everything before it."""
+_COPIES = "each checkpoint's settings are in its checkpoint.json"
 _Id = Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 M = TypeVar("M", bound=BaseModel)
 _log = logging.getLogger(__name__)
 
 
 class Origin(BaseModel, frozen=True, extra="forbid"):
-    """A run that was forked: its place, its id, None if an earlier version made it, the step, and what was changed."""
+    """A run that was forked: its place, its id, None if its run.json is lost, the step, and what was changed."""
 
     run: str
     id: _Id | None
@@ -56,17 +55,12 @@ class Lineage(BaseModel, frozen=True, extra="forbid"):
         return lines
 
 
-def sealed_lineage(origins: Sequence[Origin]) -> bytes:
-    """Return run.json of a new run, with an id of its own."""
-    return seal_document(Lineage(id=token_hex(8), origins=[*origins]).model_dump())
-
-
 def read_lineage(file: Place) -> Lineage | None:
     return read_facts(file, Lineage, "the run's origin is unknown")
 
 
 def read_facts(file: Place, kind: type[M], lost: str) -> M | None:
-    """Return a run's facts; None if an earlier version made it, and, with a warning, if the file is damaged.
+    """Return a run's facts; None if the file is missing, and, with a warning, if it is damaged.
 
     lost: what follows from damage.
     """
@@ -104,18 +98,19 @@ class RunDirectory:
         self.metrics = log_at(path / "metrics", self.metrics_file)
         self.warnings = log_at(path / "warnings", self.warnings_file)
 
-    def under(self, lock: Lock | None) -> RunDirectory:
+    def under(self, lock: Lock | None) -> Self:
         """Return the run with its lock attached, for the holder to write; itself without a lock."""
-        return self if lock is None else RunDirectory(leased(self.path, lock))
+        return self if lock is None else type(self)(leased(self.path, lock))
 
     def exists(self) -> bool:
         return self.config_file.is_present()
 
     @property
     def has_state(self) -> bool:
-        from ..state_store.history import is_there
+        """Whether there is a state, readable or not."""
+        from ..state_store.history import INDEX
 
-        return is_there(self.state)
+        return self.state.holds(INDEX)
 
     def refuse_unusable(self) -> None:
         """Raise NotRegularFileError if a run would write through a link or overwrite a foreign file.
@@ -150,9 +145,7 @@ class RunDirectory:
             raise RunError(f"{self.local} cannot be written; choose another directory with --out")
         refuse_in_run(self.path)
 
-    def create(
-        self, config: TrainConfig, fill: Callable[[], None] = lambda: None, origins: Sequence[Origin] = ()
-    ) -> None:
+    def create(self, config: TrainConfig, fill: Callable[[], None], origins: Sequence[Origin] = ()) -> None:
         """Create the directory and write the resolved settings, after `fill` has written the files that belong to them.
 
         origins: of a fork, as in `Lineage`.
@@ -160,7 +153,7 @@ class RunDirectory:
         """
         self.refuse_existing()
         self.path.make()
-        self.lineage_file.rewrite(sealed_lineage(origins))
+        self.lineage_file.rewrite(seal_document(Lineage(id=token_hex(8), origins=[*origins]).model_dump()))
         fill()
         try:
             self.config_file.create(_sealed(config, self.path))
@@ -187,9 +180,7 @@ class RunDirectory:
         except MissingBucketError as error:
             raise RunError(str(error)) from None
         except FileNotFoundError:
-            raise RunError(
-                f"{self.path} is not a run: it has no {file.name}. Start one with `thermopile train`."
-            ) from None
+            raise RunError(f"{self.path} is not a run: it has no {file.name}; `thermopile train` starts one") from None
         seal = _SEAL.search(text)
         if not seal or hashlib.sha256(text[: seal.start()]).hexdigest() != seal[1].decode():
             if edited == "warn":
@@ -200,13 +191,12 @@ class RunDirectory:
                         checkpoint_files.read_info(latest)  # reports a run of another version
                 raise RunError(
                     f"{file} is damaged or was edited by hand: it does not match the sha256 in its last line. "
-                    "If you edited it, resume with --accept-config; if not, each checkpoint's settings are in its "
-                    "checkpoint.json"
+                    f"If you edited it, resume with --accept-config; if not, {_COPIES}"
                 )
         try:
-            return load_config(parse_toml(text, file))
+            return load_recorded(parse_toml(text, file))
         except ConfigError as error:
-            raise RunError(f"{file} is damaged: {error}") from error
+            raise RunError(f"{file} is damaged: {error}; {_COPIES}") from error
 
 
 def _sealed(config: TrainConfig, path: Place) -> bytes:

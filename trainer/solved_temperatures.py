@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..pipeline.cores import cores
+from ..storage.arrays import Float32s, Float64s, Int32s, Int64s
 from ..storage.kernels import kernel
 
 SOLVED_AT_ONCE = 1024
@@ -27,7 +27,6 @@ _LEAST = np.float32(-120)
 _C1, _C2, _C3, _C4, _C5 = (np.float32(c) for c in (0.69314720, 0.24022120, 0.05550713, 0.00967554, 0.00132765))
 """2^f = 1 + C1 f + C2 f² + … within 2e-7 for |f| <= 0.5."""
 _ONE, _HALF, _BIAS, _MANTISSA = np.float32(1), np.float32(0.5), np.int32(127), np.int32(23)
-
 
 _VISITS = 200
 _FIRST, _HALVED_AFTER, _LARGEST = 0.3, 20, 0.1
@@ -46,21 +45,21 @@ class Bounds(NamedTuple):
 class Solved(NamedTuple):
     """Solved temperatures of m samples of one side, float32 [m] each."""
 
-    tau: NDArray[np.float32]
+    tau: Float32s
     """0 where no temperature from `lowest` on is low enough: more negatives than rho allows are as near as the
     nearest. Infinite where none up to `highest` is high enough."""
-    divergence: NDArray[np.float32]
+    divergence: Float32s
     """That of the weights at the temperature given for comparison; NaN where none was."""
 
 
 def solve(
-    anchors: Sequence[NDArray[np.float32]],
-    others: Sequence[NDArray[np.float32]],
-    own: NDArray[np.int64],
+    anchors: Sequence[Float32s],
+    others: Sequence[Float32s],
+    own: Int64s,
     bounds: Bounds,
     *,
     population: int,
-    tau: NDArray[np.float32] | None = None,
+    tau: Float32s | None = None,
 ) -> Solved:
     """Solve the temperatures of m samples against k others, drawn from a population.
 
@@ -99,9 +98,7 @@ def solve(
 
 
 @kernel()
-def _moments(
-    h: NDArray[np.float32], tau: float, whole: NDArray[np.int32], part: NDArray[np.float32]
-) -> tuple[float, float]:
+def _moments(h: Float32s, tau: float, whole: Int32s, part: Float32s) -> tuple[float, float]:
     """Return the divergence and the variance of h / tau.
 
     h: float32 [k]; -inf is left out. whole, part: memory for k numbers. exp is written out because LLVM
@@ -128,8 +125,8 @@ def _moments(
 
 @kernel()
 def _solve_rows(
-    similarity: NDArray[np.float32], rho: float, lowest: float, highest: float,
-    drawn: float, at: NDArray[np.float32], tau: NDArray[np.float32], divergence: NDArray[np.float32],
+    similarity: Float32s, rho: float, lowest: float, highest: float,
+    drawn: float, at: Float32s, tau: Float32s, divergence: Float32s,
 ) -> None:  # fmt: skip
     """Fill tau and divergence, [m], of rows of similarities, [m, k]; at: temperatures to measure the divergence at."""
     k = similarity.shape[1]
@@ -151,8 +148,8 @@ def _solve_rows(
 
 @kernel()
 def _solved(
-    h: NDArray[np.float32], rho: float, lowest: float, highest: float, start: float,
-    whole: NDArray[np.int32], part: NDArray[np.float32],
+    h: Float32s, rho: float, lowest: float, highest: float, start: float,
+    whole: Int32s, part: Float32s,
 ) -> float:  # fmt: skip
     """Return the temperature of one sample: by Newton's steps, and halves of the bracket where they leave it."""
     ends = math.log(lowest), math.log(highest)
@@ -182,9 +179,7 @@ def _solved(
     return math.exp(at)
 
 
-def at_rest(
-    h: NDArray[np.float32], tau: NDArray[np.float32], bounds: Bounds, gamma: float, clip: float, negatives: int
-) -> NDArray[np.float64]:
+def at_rest(h: Float32s, tau: Float32s, bounds: Bounds, gamma: float, clip: float, negatives: int) -> Float64s:
     """Return where the update rule (iSogCLR eq 11 to 13) takes m temperatures while features stay, float64 [m].
 
     h: float32 [m, k], similarities of k negatives minus that of the positive. tau: float32 [m], to begin with.

@@ -36,8 +36,6 @@ class World:
 
     rank: int = 0
     size: int = 1
-    local_rank: int = 0
-    """Rank within this machine, which selects its GPU."""
     local_size: int = 1
     """Ranks on this machine."""
     cores: int | None = None
@@ -81,10 +79,10 @@ def current_world() -> World:
 
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return ALONE
-    local_rank, local_size = (int(os.environ.get(f"LOCAL_{name}", i)) for i, name in enumerate(("RANK", "WORLD_SIZE")))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     control, snapshots, slow = (TorchRanks(dist.new_group(backend="gloo", timeout=SNAPSHOT_TIMEOUT)) for _ in range(3))
     own_cores = max(1, cores() // local_size)
-    return World(dist.get_rank(), dist.get_world_size(), local_rank, local_size, own_cores, control, snapshots, slow)
+    return World(dist.get_rank(), dist.get_world_size(), local_size, own_cores, control, snapshots, slow)
 
 
 @contextmanager
@@ -95,8 +93,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
 
     end: called in another thread if a rank is lost but the body continues, since it may wait inside a CUDA call that
     never returns. It must end the process at once. Without it, such a call waits until NCCL aborts the process.
-    Raises ConfigError if some variables are missing, and RanksLostError if other ranks do not join, or are lost and so
-    make the body fail.
+    Raises ConfigError if some variables are missing, RanksLostError if other ranks do not join or, lost, fail the body.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:  # ranks of a torchrun that is killed would go on, and nobody could tell
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
@@ -142,7 +139,7 @@ def joined_world(end: Callable[[RanksLostError], None] | None = None) -> Iterato
         # torchrun's store outlives restarts, so each start has a part of its own there.
         store = PrefixStore(name, public)
         control, snapshots, slow_group = _groups(store, rank, members, heartbeats, backend)
-        yield World(rank, size, local_rank, local_size, cores, control, snapshots, slow_group, heartbeats)
+        yield World(rank, size, local_size, cores, control, snapshots, slow_group, heartbeats)
     # Not after an error: destroying a group with a lost rank may block.
     dist.destroy_process_group()
 
@@ -182,8 +179,7 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
     """Raise ConfigError on every rank, naming ranks, unless all see the same directory. Called by all ranks.
 
     Each rank writes its rows of a snapshot there and reads the others'. folder: made on rank 0 if it is missing, and
-    removed again if the ranks see different folders.
-    Raises RunError or OSError if rank 0 cannot write to it.
+    removed again if the ranks see different folders. Raises RunError or OSError if rank 0 cannot write to it.
     """
     if world.size == 1:
         return
@@ -193,11 +189,12 @@ def refuse_separate_directories(world: World, folder: Place) -> None:
             if world.is_first:
                 name = f"{secrets.randbits(64)}"  # a name that no copy of the directory contains
                 made = folder.make()
-                folder.mark(name)
-                end.callback(folder.unmark, name)
+                mark = folder.mark(name)
+                mark.create(b"")
+                end.callback(mark.parent.remove, (mark.name,))
                 written = name, host
         name, host_of_first = world.control.broadcast(written)
-        separate = None if folder.sees_mark(name) else f"rank {world.rank} (on {host})"
+        separate = None if folder.mark(name).is_seen() else f"rank {world.rank} (on {host})"
         found = [rank for rank in world.control.broadcast(world.control.gather(separate)) if rank]
     if found:
         with suppress(OSError):  # another start may use it

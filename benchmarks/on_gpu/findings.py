@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 class Findings:
     """Collects what a part finds, and writes it after every step: what a part has found is kept if it is ended."""
 
-    def __init__(self, part: str, folder: Path, device: str, small: bool) -> None:
-        """folder: shared by all parts. device: cpu or cuda. small: sizes that take seconds on a CPU."""
-        self.folder, self.device, self.small = folder, device, small
+    def __init__(self, part: str, folder: Path, device: str, small: bool, to_keep: Path | None = None) -> None:
+        """folder: shared by all parts. device: cpu or cuda. small: sizes that take seconds on a CPU. to_keep: a folder
+        that outlives the command, if the user named one."""
+        self.folder, self.device, self.small, self._to_keep = folder, device, small, to_keep
         self._file = file_of(part, folder)
         self._found: dict[str, Any] = {"tables": [], "checks": [], "notes": [], "values": {}}
 
@@ -42,6 +44,14 @@ class Findings:
         """Keep a value for a later part."""
         self._found["values"][name] = value
         self.save()
+
+    def keep_folder(self, name: str, folder: Path) -> None:
+        """Copy a folder for the user to look at, or say how to get it."""
+        if self._to_keep is None:
+            self.note(f"{name} was written, and is kept with `FOUND=folder`.")
+            return
+        shutil.copytree(folder, self._to_keep / name, dirs_exist_ok=True)
+        self.note(f"{name} is in the folder of `FOUND`.")
 
     def kept(self, part: str, name: str, default: Any) -> Any:
         """Return what an earlier part kept."""

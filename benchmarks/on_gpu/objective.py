@@ -1,7 +1,9 @@
-"""What a step of the objective costs for each size of the memory that it may use and of its elementwise operations."""
+"""What a step of the objective costs: for each size of the memory that it may use and of its elementwise operations,
+and in TF32.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,6 +17,8 @@ DIM = 512
 BATCHES = (1024, 4096, 8192, 16_384, 32_768)
 BUDGETS = (2**28, 2**30, 2**32)
 PIECES = tuple(2**power for power in range(20, 25))
+AT_MOST = 3.0
+"""A step in TF32 at the largest batch, in three bare products in TF32."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Timed:
 
 
 def measure(found: Findings) -> None:
-    """isogclr on pairs: time and peak memory above features and state, beside three bare products."""
+    """isogclr on pairs: time and peak memory above features and state, beside three bare products; also in TF32."""
     batches, dim = ((32,), 8) if found.small else (BATCHES, DIM)
     best: dict[int, Timed] = {}
     for batch in batches:
@@ -48,11 +52,19 @@ def measure(found: Findings) -> None:
             if possible := [each for each in (*timed, best.get(batch)) if each]:
                 best[batch] = min(possible, key=lambda each: each.ms)
     for batch, fastest in best.items():
-        products = contender(PRODUCTS, Sizes("", dim=dim, device=found.device), batch)
+        exact = Sizes("", dim=dim, device=found.device, budget=fastest.budget)
+        tf32 = replace(exact, precision="tf32")
+        fast = _timed(contender(OURS, tf32, batch), 5, found.device, fastest.budget, fastest.piece)
+        ms, in_tf32 = (1e3 * seconds_of(contender(PRODUCTS, of, batch), 5, found.device) for of in (exact, tf32))
         found.row(f"The fastest of each batch size; the default piece is {_power(pairs.PIECE[found.device])}",
                   {"batch": f"{batch:,}", "budget": _power(fastest.budget), "piece": _power(fastest.piece),
-                   "step": fastest.words,
-                   "three bare products": f"{1e3 * seconds_of(products, 5, found.device):.2f} ms"})  # fmt: skip
+                   "step": fastest.words, "three bare products": f"{ms:.2f} ms",
+                   "step in TF32": fast.words if fast else "out of memory",
+                   "three bare products in TF32": f"{in_tf32:.2f} ms"})  # fmt: skip
+        if fast and batch == BATCHES[-1]:
+            ratio = fast.ms / in_tf32
+            found.check(f"objective in TF32 at b = {batch:,}: of three bare products in TF32",
+                        f"≤ {AT_MOST:g} ×", f"{ratio:.1f} ×", ratio <= AT_MOST)  # fmt: skip
 
 
 def _power(number: int) -> str:

@@ -15,9 +15,19 @@ constraints.txt, and installs nothing. It takes at most `MINUTES=N`, 9 by defaul
 parts; a second command with the same `FOUND=folder` measures what the first had no time for or missed.
 
 A bare machine without a network needs torch 2.11 and transformers 5.17, or newer. Where there is a network,
-`make gpu-wheels` fills build/gpu-wheels with what else it lacks, 38 MB for Python 3.12, ffcv compiled for it, and with
+`make gpu-wheels` fills build/gpu-wheels with what else it lacks, 40 MB for Python 3.12, ffcv compiled for it, and with
 16 MB of pairs. On the bare machine, `make gpu PYTHON=python3 WHEELS=build/gpu-wheels` has them on its path meanwhile.
-DALI, which is too large for that, is measured where it is installed."""
+
+DALI is 269 MB more: `make gpu-wheels DALI=1` adds it, and cuts all that is brought into build/gpu-wheels-1 to -8, of
+45 MB at most, for a machine that takes no more at once. There, with each of these folders, in any order, and at last:
+
+```sh
+python3 -m benchmarks.pieces gather build/gpu-wheels-1 /tmp/gpu-wheels    # it says which pieces are lacking
+make gpu PYTHON=python3 WHEELS=/tmp/gpu-wheels    # joins them by their digests, or says what is lacking
+```
+
+The real training is on those pairs, or on the icons that THERMOPILE_ICONS names, a file of `python -m benchmarks.icons
+FOLDER --icons 50000`, 42 MB. With `FOUND=folder`, its report is in that folder."""
 
 
 def write_page(path: Path, machine: dict[str, Any], outcomes: Sequence[Outcome]) -> None:

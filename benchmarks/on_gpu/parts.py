@@ -24,15 +24,24 @@ OBJECTIVE = ("torch", "numpy", "pydantic", "click", "rich")
 TRAINER = (*OBJECTIVE, "numba", "tomli_w", "zarr", "icechunk", "numcodecs", "pyarrow", "safetensors", "tokenizers",
            "transformers")  # fmt: skip
 DATA = (*TRAINER, "ffcv", "PIL", "sklearn")
+DALI = (*DATA, "nvidia.dali")
+RIVAL = (*DATA, "open_clip_train", "webdataset", "braceexpand", "ftfy", "wcwidth", "timm", "torchvision", "pandas")
 TESTS = (*TRAINER, "pytest", "pytest_timeout", "hypothesis", "PIL")
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w", "pytest_timeout": "pytest-timeout",
-            "nvidia.dali": "nvidia-dali-cuda130"}  # fmt: skip
+            "nvidia.dali": "nvidia-dali-cuda130", "open_clip_train": "open_clip_torch"}  # fmt: skip
 """Module → package, where the names differ."""
 
 PARTS = (
-    Part("smoke", "Ten steps with each loader", "runs:smoke", TRAINER, 45, 60),
+    Part("smoke", "Ten steps with each loader", "runs:smoke", TRAINER, 50, 90),
+    Part("training", "Training on real data", "feeding:training", DATA, 60, 150, ("crop_flip",)),
+    Part("training-simclr", "Training on real data, SimCLR's recipe", "feeding:training", DALI, 50, 120, ("simclr",)),
+    Part("training-pairs", "Training on real data, pairs", "feeding:training", DALI, 60, 120, ("clip",)),
+    Part("dali", "DALI", "feeding:dali", DALI, 75, 150),
+    Part("dali-damage", "DALI and a damaged JPEG", "dali:damage", DALI, 45, 100),
+    Part("dali-memory", "DALI's memory", "dali:memory", DALI, 60, 120),
+    Part("tests-dali", "Tests of DALI on the GPU", "suite:tests", (*TESTS, "ffcv", "nvidia.dali"), 60, 120,
+         ("dali",)),
     Part("step-bf16", "A step in bfloat16", "steps:measure", TRAINER, 45, 75, ("bf16",)),
-    Part("training", "Training on real data", "feeding:training", DATA, 60, 150),
     Part("objective", "The objective", "objective:measure", OBJECTIVE, 40, 60),
     Part("copies", "Copies, kernels and idle time", "copies:copies", TRAINER, 30, 60),
     Part("waits", "Waits for the GPU", "copies:waits", TRAINER, 35, 60, ("float32", "bf16", "checkpointed", "pieces")),
@@ -42,18 +51,23 @@ PARTS = (
          ("ResNet", "deterministic")),
     Part("exact-vit", "A stopped and resumed run of ViT-B/32, deterministic", "runs:exact", TRAINER, 40, 100,
          ("ViT", "vit")),
-    Part("rival", "Beside a loop in plain torch", "rival:measure", DATA, 120, 200),
+    Part("rival-resnet", "Beside open_clip: RN50", "rival:measure", RIVAL, 70, 150, ("RN50", "plain")),
+    Part("rival-vit", "Beside open_clip: ViT-B-32", "rival:measure", RIVAL, 50, 120, ("ViT-B-32", "plain")),
+    Part("real", "Real training", "real:measure", (*DATA, "matplotlib", "pandas"), 180, 300),
     Part("nccl", "One rank", "runs:one_rank", TRAINER, 35, 60),
     Part("step-deterministic", "A step in bfloat16, deterministic", "steps:measure", TRAINER, 40, 60,
          ("deterministic",)),
     Part("step-compiled", "A step in bfloat16, compiled", "steps:measure", TRAINER, 90, 150, ("compiled",)),
+    Part("rival-resnet-compiled", "Beside open_clip, compiled: RN50", "rival:measure", RIVAL, 240, 420,
+         ("RN50", "compiled")),
+    Part("rival-vit-compiled", "Beside open_clip, compiled: ViT-B-32", "rival:measure", RIVAL, 180, 300,
+         ("ViT-B-32", "compiled")),
     Part("waits-compiled", "Waits for the GPU, compiled", "copies:waits", TRAINER, 60, 120, ("compiled",)),
     Part("step-float32", "A step in float32", "steps:measure", TRAINER, 45, 75, ("float32",)),
     Part("step-tf32", "A step in TF32", "steps:measure", TRAINER, 35, 60, ("tf32",)),
     Part("step-checkpointed", "A step in bfloat16 with activation checkpointing", "steps:measure", TRAINER, 45, 75,
          ("checkpointed",)),
     Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 35, 60, ("vit",)),
-    Part("dali", "DALI", "feeding:dali", (*DATA, "nvidia.dali"), 60, 100),
-    Part("tests", "Tests on the GPU", "suite:tests", TESTS, 60, 150, ("not compiled",)),
+    Part("tests", "Tests on the GPU", "suite:tests", TESTS, 60, 150, ("not compiled and not dali",)),
     Part("tests-compiled", "Tests of compiled encoders on the GPU", "suite:tests", TESTS, 60, 150, ("compiled",)),
 )  # fmt: skip

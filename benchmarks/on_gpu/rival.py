@@ -1,217 +1,214 @@
-"""The loop that a user would write, with transformers' CLIPModel, beside ours: speed, memory, time to a recall."""
+"""open_clip's own training script beside ours, in one process: its models, its tokens, the same tars of pairs."""
 
 from __future__ import annotations
 
 import io
 import os
+import tarfile
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
+from tempfile import mkdtemp
+from typing import Any
+from unittest.mock import patch
 
-import numpy as np
+import open_clip
 import torch
+from open_clip_train import main as open_clip_script
 from PIL import Image
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import CLIPConfig, CLIPModel, get_cosine_schedule_with_warmup
+from torch._inductor.utils import fresh_cache
+from transformers import CLIPTokenizer
 
-from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
+import thermopile
 from thermopile.pipeline.cores import cores
-from thermopile.pipeline.dataset.tokenizer import encode, load_tokenizer
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.csv_source import CsvSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.pipeline.views.recipes import CLIP_MEAN, CLIP_STD, RECIPES
-from thermopile.trainer.evaluation.features import some_features
+from thermopile.storage.files import write_atomically
+from thermopile.tools.bench.step import is_out_of_memory
 from thermopile.trainer.loop import Trainer
+from thermopile.trainer.metrics.step_report import split
 
 from .findings import Findings
-from .timing import begin_peak, gigabytes, synchronize
+from .real import PAIRS
+from .timing import begin_peak, gigabytes, seconds_of, synchronize
 
-PAIRS = "THERMOPILE_PAIRS"
-"""Environment variable: a folder with pairs.csv and small pictures; without it, glyphs are drawn."""
-HELD_OUT, SEEDS, GOAL = 500, 3, 0.9
-"""Pairs that recall is of; and the share of the loop's last recall that both are timed to reach."""
-RATE, DECAY, WARM_UP = 1e-3, 0.1, 50
-
-
-class Size(NamedTuple):
-    """Sizes of the data and of both towers, which have the same width and number of layers."""
-
-    side: int
-    batch: int
-    epochs: int
-    pairs: int
-    width: int
-    layers: int
-    patch: int
+BATCHES, WARM_UP, STEPS = (256, 1024), 5, 20
+SIDE, CONTEXT = 224, 77
+MIN_OF_RIVAL = 1.0
+RIVAL = "open_clip_train"
 
 
-LARGE, SMALL = Size(128, 256, 20, 4096, 384, 6, 16), Size(32, 32, 2, 160, 32, 1, 8)
+class Done(Exception):  # noqa: N818 -- it is no error
+    """Raised within a loop once its last step is timed, so that it writes no checkpoint."""
 
 
-class Curve:
-    """One training: R@1, mean of both ways, and the seconds of training at the end of each epoch."""
+class Clock:
+    """Times a loop that calls it with the number of steps made: to the first step, and a step after WARM_UP."""
 
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self.seconds, self.recalls = list[float](), list[float]()
+    def __init__(self, device: str, warm_up: int, steps: int) -> None:
+        """Start. The loop makes its model and opens its data from here on."""
+        self._device, self._warm_up, self.steps = device, warm_up, steps
         begin_peak(device)
         self._began = time.perf_counter()
+        self.first = self.step_seconds = 0.0
 
-    def end_epoch(self, sides: Callable[[], Sequence[Tensor]]) -> None:
-        """Score what was learnt; that is no time of training.
-
-        sides: encodes the pairs to test with, pictures and captions, float32 [m, d] each, of norm 1.
-        """
+    def __call__(self, made: int) -> None:
+        """Raise Done when all steps are timed. The host waits for the device only where a time is taken."""
+        if made not in (1, self._warm_up, self._warm_up + self.steps):
+            return
         synchronize(self._device)
-        self.seconds.append(time.perf_counter() - self._began)
-        pictures, captions = sides()
-        similarities, own = pictures @ captions.T, torch.arange(len(pictures), device=pictures.device)
-        self.recalls.append(fmean((similarities.argmax(dim) == own).float().mean().item() for dim in (0, 1)))
-        self.memory = gigabytes(self._device)
-        self._began = time.perf_counter() - self.seconds[-1]
+        now = time.perf_counter()
+        self.first = self.first or now - self._began
+        if made == self._warm_up:
+            self._began = now
+        elif made > self._warm_up:
+            self.step_seconds = (now - self._began) / self.steps
+            raise Done
 
 
-def measure(found: Findings) -> None:
-    """Train each with the same pairs, batches and towers, some seeds; say how long each takes to a recall."""
-    size, seeds = (SMALL, 1) if found.small else (LARGE, SEEDS)
-    data, tested, what = _data(found, size)
-    goal = None
-    for name in ("transformers' CLIPModel in a torch loop", "clip", "isogclr"):
-        train = _loop if goal is None else partial(_ours, objective=name)
-        of_seeds = [train(found, data, tested, size, seed) for seed in range(seeds)]
-        if goal is None:
-            goal = GOAL * fmean(curve.recalls[-1] for curve in of_seeds)
-        seconds = fmean(curve.seconds[-1] for curve in of_seeds)
-        reached = [next((at for at, recall in zip(curve.seconds, curve.recalls, strict=True) if recall >= goal), None)
-                   for curve in of_seeds]  # fmt: skip
-        found.row(f"{what}, {size.side} pixels, batch {size.batch}, {size.epochs} epochs, {seeds} seeds", {
-            "": name, "samples a second": f"{size.epochs * (data.n // size.batch * size.batch) / seconds:,.0f}",
-            "peak memory": of_seeds[0].memory, "R@1": " ".join(f"{curve.recalls[-1]:.1%}" for curve in of_seeds),
-            f"seconds to {goal:.1%}": " ".join("–" if at is None else f"{at:.1f}" for at in reached),
-        })  # fmt: skip
+def measure(found: Findings, model: str, how: str) -> None:
+    """Time both loops with each batch size. model: of open_clip. how: plain or compiled."""
+    tars, data = _data(found)
+    batches, warm_up, steps = ((16,), 2, 1) if found.small else (BATCHES, WARM_UP, STEPS)
+    compiled = how == "compiled" and not found.small  # a compiler takes longer than all else
+    about = f"{model} of open_clip, {_side(found)} pixels, bf16, {how}, on {data.n:,} pairs in {len(tars)} tars"
+    # CUDA, cuDNN and cuBLAS start once in a process; that is not a loop's time to its first step.
+    pixels, weights = torch.randn(8, 3, 32, 32, device=found.device), torch.randn(8, 3, 3, 3, device=found.device)
+    seconds_of(lambda: torch.conv2d(pixels, weights).flatten(1) @ pixels.new_ones(7200, 8), 2, found.device)
+    for batch in batches:
+        rates: dict[str, float] = {}
+        for name, loop in (("ours", _ours), (RIVAL, _open_clip)):
+            torch.compiler.reset()
+            clock = Clock(found.device, warm_up, steps)
+            try:
+                with fresh_cache() if compiled else nullcontext(), suppress(Done):
+                    loop(found, clock, model, batch, compiled)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                found.note(f"{name}: a batch of {batch:,} does not fit into the memory.")
+                continue
+            rates[name] = batch / clock.step_seconds
+            found.row(about, {
+                "batch": f"{batch:,}", "loop": name, "samples a second": f"{rates[name]:,.0f}",
+                "peak memory": gigabytes(found.device), "first step after": f"{clock.first:.1f} s",
+            })  # fmt: skip
+        if len(rates) == 2 and not found.small:
+            times = rates["ours"] / rates[RIVAL]
+            found.check(f"rival: {model}, b = {batch:,}, {how}: of open_clip's samples a second",
+                        f"≥ {MIN_OF_RIVAL:.1f} ×", f"{times:.2f} ×", round(times, 2) >= MIN_OF_RIVAL)  # fmt: skip
 
 
-def _data(found: Findings, size: Size) -> tuple[Dataset, Dataset, str]:
-    """Return the pairs to train on, those to test with, and what they are."""
-    folder = os.environ.get(PAIRS)
-    source: Any = CsvSource(Path(folder) / "pairs.csv") if folder else GlyphSource(0)
-    chosen = np.random.default_rng(0).permutation(len(source))[: size.pairs + HELD_OUT]
-    parts = np.sort(chosen[HELD_OUT:]), np.sort(chosen[: HELD_OUT if len(chosen) > 2 * HELD_OUT else size.batch])
-    tokenizer, made = None, []
-    for name, part in zip(("rival-train", "rival-test"), parts, strict=True):
-        convert(source, found.folder / name, ConvertSettings(), selection=part, tokenizer_from=tokenizer)
-        made.append(Dataset(found.folder / name))
-        tokenizer = made[0].tokenizer_path
-    return made[0], made[1], f"{made[0].n:,} {'drawings' if folder else 'glyphs'}"
+def _side(found: Findings) -> int:
+    return 32 if found.small else SIDE
 
 
-def _tower(size: Size) -> dict[str, int]:
-    return {"hidden_size": size.width, "num_hidden_layers": size.layers, "intermediate_size": 4 * size.width,
-            "num_attention_heads": max(2, size.width // 64)}  # fmt: skip
+def _data(found: Findings) -> tuple[list[Path], Dataset]:
+    """Return tars of pairs and our index of them, with open_clip's tokens, made if no earlier part has."""
+    folder, began = found.folder / "rival", time.monotonic()
+    if not (folder / "index").is_dir():
+        _write_tars(found, folder / "tars")
+        write_atomically(folder / "tokenizer.json", _tokenizer().encode())
+        thermopile.convert(folder / "tars", folder / "index", kind="webdataset", in_place=True, caption="txt",
+                           tokenizer=folder / "tokenizer.json", context_length=CONTEXT)  # fmt: skip
+        found.note(f"The tars were written and indexed (`convert webdataset --in-place`) in "
+                   f"{time.monotonic() - began:.0f} s.")  # fmt: skip
+    return sorted((folder / "tars").glob("*.tar")), Dataset(folder / "index")
 
 
-def _ours(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int, objective: str) -> Curve:
-    tower = _tower(size)
+def _write_tars(found: Findings, folder: Path) -> None:
+    """Write the pairs to a tar for each worker; link the tars under further names until an epoch has all steps."""
+    pairs = os.environ.get(PAIRS)
+    source: Any = CsvSource(Path(pairs) / "pairs.csv") if pairs else GlyphSource(0)
+    count = 64 if found.small else len(source)
+    folder.mkdir(parents=True)
+    written = list[Path]()
+    for number in range(_workers(found)):
+        written.append(folder / f"{number:03d}-00.tar")
+        with tarfile.open(written[-1], "w") as tar:
+            for place in range(number, count, _workers(found)):
+                sample = source[place]
+                for suffix, member in (("jpg", _jpeg(sample.picture)), ("txt", sample.caption.encode())):
+                    about = tarfile.TarInfo(f"{place:06d}.{suffix}")
+                    about.size = len(member)
+                    tar.addfile(about, io.BytesIO(member))
+    for copy in range(1, 1 if found.small else -(-(WARM_UP + STEPS + 2) * max(BATCHES) // count)):
+        for tar_file in written:
+            os.link(tar_file, tar_file.with_stem(f"{tar_file.stem[:3]}-{copy:02d}"))
+
+
+def _jpeg(picture: bytes | Image.Image) -> bytes:
+    if isinstance(picture, bytes):
+        return picture
+    written = io.BytesIO()
+    picture.convert("RGB").save(written, "JPEG", quality=90)
+    return written.getvalue()
+
+
+def _workers(found: Findings) -> int:
+    return 1 if found.small else cores()
+
+
+def _tokenizer() -> str:
+    """Return a tokenizer.json of open_clip's tokenizer, whose vocabulary is in its package."""
+    theirs = open_clip.get_tokenizer("RN50")
+    vocabulary, merges = theirs.encoder, sorted(theirs.bpe_ranks, key=theirs.bpe_ranks.__getitem__)
+    start, end = theirs.all_special_ids
+    names = {number: name for name, number in vocabulary.items()}
+    text: str = CLIPTokenizer(vocabulary, merges, bos_token=names[start], eos_token=names[end], unk_token=names[end],
+                              pad_token=names[end]).backend_tokenizer.to_str()  # fmt: skip
+    return text
+
+
+def _ours(found: Findings, clock: Clock, model: str, batch: int, compiled: bool) -> None:
+    tower = {"name": f"open_clip:{model}"}
     tree = {
-        "seed": seed, "epochs": size.epochs, "batch_size": size.batch, "device": found.device, "log_every": 1_000_000,
-        "checkpoint": {"every_minutes": 0}, "data": {"image_size": size.side, "recipe": "clip"},
-        "objective": {"name": objective}, "optimizer": {"lr": RATE, "weight_decay": DECAY, "warmup": WARM_UP},
-        "model": {"dim": size.width, "image": {"name": "hf:vit-s", "config": tower | {"patch_size": size.patch}},
-                  "text": {"name": "hf:clip-text", "config": tower}},
+        "device": found.device, "precision": "bf16", "compile": compiled, "batch_size": batch, "epochs": 2,
+        "log_every": 100, "checkpoint": {"every_minutes": 0}, "objective": {"name": "clip"},
+        "data": {"image_size": _side(found), "recipe": "clip"},
+        "model": {"dim": open_clip.get_model_config(model)["embed_dim"], "head": "none", "image": tower, "text": tower},
     }  # fmt: skip
-    with Trainer.from_settings(found.folder / f"rival-{objective}-{seed}", data.path, tree) as trainer:
-
-        def sides() -> Sequence[Tensor]:
-            trainer.run.encoders.eval()
-            batches = [*some_features(trainer.run.encoders, tested, np.arange(tested.n), RECIPES["clip"], size.side,
-                                      trainer.run.device)]  # fmt: skip
-            trainer.run.encoders.train()
-            return [torch.cat(side) for side in zip(*batches, strict=True)]
-
-        curve = Curve(found.device)
+    run, data = Path(mkdtemp(dir=found.folder), "run"), found.folder / "rival" / "index"
+    with Trainer.from_settings(run, data, tree) as trainer:
 
         def after_step() -> bool:
-            if trainer.run.steps_done % trainer.run.order.steps_per_epoch == 0:
-                curve.end_epoch(sides)
+            try:
+                clock(trainer.run.steps_done)
+            except Done:
+                shares = split(trainer.run.flush_log()[-clock.steps :])
+                waits = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+                found.note(f"Ours, {model}, b = {batch:,}: {waits}.")
+                raise
             return False
 
         trainer.train(should_stop=after_step)
-    return curve
 
 
-class Views(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Decodes a picture and crops it at random, as the recipe `clip` does, in a worker of DataLoader."""
+def _open_clip(found: Findings, clock: Clock, model: str, batch: int, compiled: bool) -> None:
+    """Run open_clip's script as a user does; its schedule of learning rates, called before each step, is timed."""
+    schedule_of = open_clip_script.cosine_lr
 
-    def __init__(self, data: Dataset, side: int, crops: bool = True) -> None:
-        self._jpegs, captions = [data.jpeg(number) for number in range(data.n)], data.column("caption").to_pylist()
-        length = data.index.tokenizer.context_length  # type: ignore[union-attr]
-        self.tokens = encode(load_tokenizer(data.tokenizer_path, context_length=length), captions).tokens
-        self._side, self._crops = side, crops
+    def timed_schedule(*given: Any) -> Callable[[int], object]:
+        schedule = schedule_of(*given)
 
-    def __len__(self) -> int:
-        return len(self._jpegs)
+        def before_step(made: int) -> object:
+            clock(made)
+            return schedule(made)
 
-    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
-        picture = Image.open(io.BytesIO(self._jpegs[number])).convert("RGB")
-        width, height = picture.size
-        area = torch.empty(1).uniform_(0.9, 1).item() if self._crops else 1.0
-        edge = round(min(width, height) * area**0.5)
-        left, top = (int(torch.randint(0, room + 1, (1,))) if self._crops else room // 2
-                     for room in (width - edge, height - edge))  # fmt: skip
-        crop = picture.resize((self._side, self._side), Image.Resampling.BILINEAR, (left, top, left + edge, top + edge))
-        pixels = torch.from_numpy(np.asarray(crop, np.float32).transpose(2, 0, 1).copy())
-        mean, std = (torch.tensor(of)[:, None, None] for of in (CLIP_MEAN, CLIP_STD))
-        # CLIPModel takes 2 for an old model's end, so every token is one higher.
-        return (pixels / 255 - mean) / std, torch.from_numpy(self.tokens[number].astype(np.int64) + 1)
+        return before_step
 
-
-def _loop(found: Findings, data: Dataset, tested: Dataset, size: Size, seed: int) -> Curve:
-    torch.manual_seed(seed)
-    on_gpu = found.device == "cuda"
-    workers = 0 if found.small else cores()
-    loader = DataLoader(Views(data, size.side), size.batch, shuffle=True, num_workers=workers, pin_memory=on_gpu,
-                        drop_last=True, persistent_workers=workers > 0)  # fmt: skip
-    of_test = Views(tested, size.side, crops=False)
-    test = [torch.stack(side).to(found.device) for side in zip(*map(of_test.__getitem__, range(tested.n)), strict=True)]
-    model = _clip(data, size).to(found.device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=DECAY, fused=on_gpu)
-    schedule = get_cosine_schedule_with_warmup(optimizer, WARM_UP, size.epochs * len(loader))
-
-    def autocast() -> torch.autocast:
-        return torch.autocast(found.device, torch.bfloat16, enabled=on_gpu)
-
-    @torch.no_grad()
-    def sides() -> Sequence[Tensor]:
-        model.eval()
-        with autocast():
-            out = model(pixel_values=test[0], input_ids=test[1])
-        model.train()
-        return out.image_embeds.float(), out.text_embeds.float()
-
-    curve = Curve(found.device)
-    for _ in range(size.epochs):
-        for pixels, tokens in loader:
-            with autocast():
-                loss = model(pixel_values=pixels.to(found.device, non_blocking=True),
-                             input_ids=tokens.to(found.device, non_blocking=True), return_loss=True).loss  # fmt: skip
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        curve.end_epoch(sides)
-    return curve
-
-
-def _clip(data: Dataset, size: Size) -> nn.Module:
-    tokenizer = data.index.tokenizer
-    assert tokenizer is not None
-    tower = _tower(size) | {"projection_dim": size.width}
-    text = tower | {"vocab_size": tokenizer.vocab_size + 1, "max_position_embeddings": tokenizer.context_length,
-                    "eos_token_id": tokenizer.end_id + 1, "pad_token_id": None, "bos_token_id": None}  # fmt: skip
-    image = tower | {"image_size": size.side, "patch_size": size.patch}
-    return CLIPModel(CLIPConfig(text_config=text, vision_config=image, projection_dim=size.width))
+    tars = sorted((found.folder / "rival" / "tars").glob("*.tar"))
+    options = {
+        "model": model, "train-data": "::".join(map(str, tars)), "dataset-type": "webdataset", "batch-size": batch,
+        "train-num-samples": (WARM_UP + STEPS + 2) * batch, "workers": _workers(found), "precision": "amp_bf16",
+        "device": found.device, "logs": mkdtemp(dir=found.folder), "name": "run", "force-image-size": _side(found),
+    }  # fmt: skip
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    # Its log would hide why a part failed: it makes torch write lines at the end of the process.
+    with (
+        patch.object(open_clip_script, "cosine_lr", timed_schedule),
+        patch.object(open_clip_script, "setup_logging"),
+    ):
+        open_clip_script.main([*words, *(["--torchcompile"] if compiled else [])])

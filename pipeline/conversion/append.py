@@ -25,7 +25,7 @@ from ..dataset.index import (
     seal_index,
 )
 from ..errors import DatasetError, DatasetExistsError
-from .content import content_of
+from .content import content_of, row_records_of
 from .partial import claimed
 from .plan import Plan
 
@@ -97,7 +97,6 @@ def _remove(addition: LocalPath) -> None:
 
 
 def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
-    """Return the dataset.json of the grown dataset."""
     for name in ("format", "mode", "image", "tokenizer_digest"):
         if getattr(old, name) != getattr(new, name):
             raise DatasetError(f"{out} and the samples to append differ in {name}; convert them separately")
@@ -110,7 +109,7 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
     )
     blank = [index.content.blank if index.content else None for index in (old, new)]
     content = content_of(
-        [*_row_records(out, old), *_row_records(appended_path(out), new)],
+        [*row_records_of(out, old), *row_records_of(appended_path(out), new)],
         old.n + new.n,
         pairs=old.mode == "pairs",
         blank=None if None in blank else sum(filter(None, blank)),
@@ -136,10 +135,6 @@ def _grown(out: LocalPath, old: DatasetIndex, new: DatasetIndex) -> bytes:
             "source": old.source | {"appended": appended, "content": content.model_dump()},
         }
     )
-
-
-def _row_records(folder: LocalPath, index: DatasetIndex) -> list[LocalPath]:
-    return [folder / SHARD_FOLDER / index.shard_name(shard, "rows") for shard in range(len(index.shard_digests))]
 
 
 def _move_shards(addition: LocalPath, out: LocalPath) -> None:

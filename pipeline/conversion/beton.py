@@ -1,48 +1,31 @@
-"""Write one shard's samples row by row in FFCV's file format (.beton).
+"""Write one shard's samples row by row in FFCV's file format (.beton), version 2.
 
-FFCV's DatasetWriter does all file access, but its worker processes are not used: they hang when a sample raises. One
-process writes a shard; conversions run in parallel over shards.
+A header, a description of each field, a row of metadata for each sample, pieces of data in pages, which no sample
+crosses, and a table of the pieces. FFCV's own writer writes the same bytes, but its processes hang when a sample
+raises, and its import takes seconds, needs OpenCV and sets torch and numba to one thread.
 """
 
-import sys
-from collections.abc import Callable, Iterable
-from importlib.util import find_spec
+import json
+from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
-import numba.typed
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from ..dataset.raw_bytes import writable
 from ..dataset.row_records import IN_BETON, PAGE_BYTES, RECORD
 from ..dataset.stored_sample import checksum
 
-# Importing ffcv sets torch and numba to one thread for the whole process, and puts two constants into a typed dict,
-# which numba compiles for five seconds; FFCV reads them from Python only, for which a plain dict will do.
-_torch_threads, _numba_threads = torch.get_num_threads(), numba.get_num_threads()
-_typed_dict, numba.typed.Dict = numba.typed.Dict, dict
-# It also imports OpenCV, for an encoder that is not used here; if OpenCV is missing, an empty module replaces it.
-_lacks_cv2 = find_spec("cv2") is None
-if _lacks_cv2:
-    sys.modules["cv2"] = ModuleType("cv2")
-
-try:
-    from ffcv.fields import IntField, NDArrayField, RGBImageField
-    from ffcv.memory_allocator import MemoryAllocator
-    from ffcv.types import FieldDescType, HeaderType
-    from ffcv.writer import DatasetWriter, handle_sample
-finally:
-    if _lacks_cv2:
-        del sys.modules["cv2"]
-    numba.typed.Dict = _typed_dict
-    torch.set_num_threads(_torch_threads)
-    numba.set_num_threads(_numba_threads)
-
-_TYPE_IDS = {"image": 2, "tokens": 4, "source_index": 1}
-"""FFCV's ids of RGBImageField, NDArrayField and IntField."""
+_HEADER = np.dtype([("version", "<u2"), ("fields", "<u2"), ("page", "<u4"), ("rows", "<u8"), ("pieces_at", "<u8")])
+_FIELD = np.dtype([("kind", "u1"), ("name", "S16"), ("arguments", "S1024")])
+_PIECE = np.dtype([("row", "<u8"), ("at", "<u8"), ("bytes", "<u8")])
+_IMAGE = np.dtype([("mode", "u1"), ("width", "<u2"), ("height", "<u2"), ("at", "<u8")])
+_KINDS: dict[str, tuple[int, Any]] = {"image": (2, _IMAGE), "tokens": (4, "<u8"), "source_index": (1, "<i8")}
+"""FFCV's ids of RGBImageField, NDArrayField and IntField, and what a row has of each."""
+_JPEG = 0
+"""FFCV's mode of an encoded picture."""
 
 
 class BetonRow(NamedTuple):
@@ -59,76 +42,60 @@ class BetonRow(NamedTuple):
     """Offset in the tar that keeps the picture; None if it is stored."""
 
 
-class JPEGField(RGBImageField):  # type: ignore[misc]
-    """FFCV's image field for encoded JPEGs, whose bytes are stored unchanged, or stay in a tar."""
-
-    def encode(self, destination: Any, image: BetonRow, malloc: Callable[[int], tuple[int, Any]]) -> None:
-        destination["mode"] = 0  # JPEG
-        destination["height"], destination["width"] = image.height, image.width
-        stored = image.jpeg if image.tar_at is None else b"\0"  # FFCV's table has no row without bytes
-        destination["data_ptr"], storage = malloc(len(stored))
-        storage[:] = np.frombuffer(stored, np.uint8)
-
-
-class CaptionsField(NDArrayField):  # type: ignore[misc]
-    """FFCV's array field of the first caption's tokens, int32 [1, L]; a piece with the other captions' tokens follows.
-
-    So a sample's captions are contiguous, of any number, and any FFCV can read the first.
-    """
-
-    def encode(self, destination: Any, tokens: NDArray[np.int32], malloc: Callable[[int], tuple[int, Any]]) -> None:
-        super().encode(destination, tokens[:1], malloc)
-        if len(tokens) > 1:
-            # After the first: a sample that does not fit its page is written again from the start of the next page.
-            _, storage = malloc(tokens[1:].nbytes)
-            storage[:] = tokens[1:].reshape(-1).view(np.uint8)
-
-
 def write_beton(
     path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None, in_place: bool = False
 ) -> NDArray[np.void]:
-    """Write a shard of 1 to `max_rows` rows and return their RECORD [rows], not sealed.
+    """Write a shard of 1 to `max_rows` rows, none larger than a page, and return their RECORD [rows], not sealed.
 
     context_length: the length L of every caption's tokens; None omits the tokens field. in_place: pictures may stay in
     tars. The file is complete only when this returns, so write to a temporary name.
     """
-    fields: dict[str, Any] = {"image": JPEGField(write_mode="jpg")}
-    if context_length is not None:
-        fields["tokens"] = CaptionsField(np.dtype("<i4"), (1, context_length))
-    fields["source_index"] = IntField()
-    ffcv: Any = DatasetWriter(str(path), fields, page_size=PAGE_BYTES, num_workers=1)
-    ffcv.num_samples = max_rows
-    ffcv.prepare()
-    with path.open("r+b") as file:  # our fields get the ids of their base classes, so that any FFCV can read the file
-        for number, name in enumerate(fields):
-            file.seek(HeaderType.itemsize + number * FieldDescType.itemsize + FieldDescType.fields["type_id"][1])
-            file.write(bytes([_TYPE_IDS[name]]))
-    allocator = MemoryAllocator(str(path), ffcv.data_region_start, PAGE_BYTES)
-    # Not in shared memory: an error's traceback would hold a view of it, so closing it would fail and hide the error.
-    metadata: Any = np.zeros(max_rows, ffcv.metadata_type)
-    names, tars, noted = ffcv.metadata_type.names, list[int](), list[tuple[int, ...]]()
-    try:
-        with allocator:
-            for number, row in enumerate(rows):
-                values = (row, row.source_index) if row.tokens is None else (row, row.tokens, row.source_index)
-                handle_sample(values, number, names, metadata, allocator, fields)
-                tars.append(-1 if row.tar_at is None else row.tar_at)
-                tokens = np.empty(0, np.uint8) if row.tokens is None else row.tokens.reshape(-1).view(np.uint8)
-                sums = checksum(writable(row.jpeg)), checksum(tokens) if len(tokens) else 0
-                noted.append((len(row.jpeg), 0 if row.tokens is None else len(row.tokens), *map(int, sums)))
-        np.frombuffer(ffcv.metadata_sm.buf, ffcv.metadata_type, count=max_rows)[:] = metadata
-        ffcv.header["num_samples"] = len(noted)  # which may be fewer than were announced
-        ffcv.finalize(allocator.allocations)
-    finally:
-        ffcv.metadata_sm.close()
-        ffcv.metadata_sm.unlink()
-    records = np.zeros(len(noted), RECORD)
-    image, *of_tokens, records["source_index"] = (metadata[: len(noted)][name] for name in names)
-    in_beton = image["data_ptr"] | (IN_BETON if in_place else np.uint64(0))
-    records["jpeg_at"] = np.where(np.array(tars) < 0, in_beton, np.array(tars).astype(np.uint64))
-    records["height"], records["width"] = image["height"], image["width"]
-    records["tokens_at"] = of_tokens[0] if of_tokens else 0
-    columns = zip(*noted, strict=True)
-    for name, column in zip(("jpeg_bytes", "captions", "jpeg_checksum", "tokens_checksum"), columns, strict=True):
-        records[name] = column
-    return records
+    names = [name for name in _KINDS if name != "tokens" or context_length is not None]
+    metadata: Any = np.zeros(max_rows, np.dtype([(name, _KINDS[name][1]) for name in names], align=True))
+    fields = np.array([(_KINDS[name][0], name, _arguments(name, context_length)) for name in names], _FIELD)
+    end = _next_page(_HEADER.itemsize + fields.nbytes + metadata.nbytes)
+    pieces, records = list[tuple[int, int, int]](), np.zeros(max_rows, RECORD)
+    with path.open("wb") as file:
+        for number, row in enumerate(rows):
+            jpeg = row.jpeg if row.tar_at is None else b"\0"  # FFCV's table has no row without bytes
+            tokens = np.empty((0, 0), np.int32) if row.tokens is None else row.tokens
+            # FFCV reads the first caption. The others follow, of any number.
+            data = [part for part in (jpeg, tokens[:1].tobytes(), tokens[1:].tobytes()) if part]
+            ends = [*accumulate(map(len, data))]
+            file.seek(end)
+            if (left := _next_page(end) - end) < ends[-1]:
+                # What fits the page stays in it, since FFCV's writer notices only then that a sample does not.
+                file.write(b"".join(data[: sum(each <= left for each in ends)]))
+                file.seek(end := end + left)
+            at = end
+            for part in data:
+                pieces.append((number, end, len(part)))
+                end += file.write(part)
+            tokens_at = at + len(jpeg) if tokens.size else 0
+            values = ((_JPEG, row.width, row.height, at), tokens_at, row.source_index)
+            metadata[number] = values if tokens.size else values[::2]
+            jpeg_at = at | int(IN_BETON) * in_place if row.tar_at is None else row.tar_at
+            sums = checksum(writable(row.jpeg)), checksum(tokens.reshape(-1).view(np.uint8)) if tokens.size else 0
+            record = records[number]
+            record["jpeg_at"], record["jpeg_bytes"], record["jpeg_checksum"] = jpeg_at, len(row.jpeg), sums[0]
+            record["tokens_at"], record["captions"], record["tokens_checksum"] = tokens_at, len(tokens), sums[1]
+            record["height"], record["width"], record["source_index"] = row.height, row.width, row.source_index
+        count, end = pieces[-1][0] + 1, _next_page(end)
+        file.seek(end)
+        file.write(np.array(pieces, _PIECE).tobytes())
+        file.seek(0)
+        header = np.array((2, len(fields), PAGE_BYTES, count, end), _HEADER)  # maybe fewer rows than were announced
+        file.write(header.tobytes() + fields.tobytes() + metadata.tobytes())
+    return records[:count]
+
+
+def _next_page(at: int) -> int:
+    """Return where the page ends in which `at` lies; at a border, `at` itself."""
+    return -(-at // PAGE_BYTES) * PAGE_BYTES
+
+
+def _arguments(name: str, context_length: int | None) -> bytes:
+    """Return FFCV's description of a field: of an array its shape, in up to 32 dimensions, and its type as JSON."""
+    kind = json.dumps([["", "<i4"]]).encode()
+    shape = np.array([1, context_length or 0, *[0] * 30, len(kind)], "<u8")
+    return shape.tobytes() + kind if name == "tokens" else b""

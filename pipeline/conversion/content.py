@@ -3,21 +3,26 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import reduce
 from tempfile import TemporaryFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...storage.place import Place
-from ..dataset.index import Content
+from ..dataset.index import SHARD_FOLDER, Content, DatasetIndex
 from ..errors import DatasetError
 
 FILES_AT_ONCE = 16
 SORTED_AT_ONCE = 10_000_000
 """Above this number of samples, checksums are distributed over files in TMPDIR by their highest bits, and sorted file
 by file."""
-_JPEG, _TOKENS = 5, 6
+JPEG, TOKENS = 5, 6
 """Words of 64 bits in row_records.RECORD, whose module takes a second to import: checksums of JPEG and tokens."""
+
+
+def row_records_of(place: Place, index: DatasetIndex) -> list[Place]:
+    return [place / SHARD_FOLDER / index.shard_name(shard, "rows") for shard in range(len(index.shard_digests))]
 
 
 def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank: int | None) -> Content:
@@ -26,17 +31,23 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
     row_records: the .rows files of all shards, in order. blank: as in Content. Raises DatasetError if they do not hold
     that number of samples, OSError.
     """
-    copies, _, most_copied, _ = _repeats(row_records, samples, _JPEG)
-    repeats, captions, with_caption, most = _repeats(row_records, samples, _TOKENS) if pairs else (0, 0, 0, None)
+    copies, _, most_copied, _ = _repeats(row_records, samples, JPEG)
+    repeats, captions, with_caption, most = _repeats(row_records, samples, TOKENS) if pairs else (0, 0, 0, None)
     return Content(
         samples=samples,
         sharing_captions=repeats + captions,
         with_caption=with_caption,
-        caption_sample=0 if most is None else _first(row_records, _TOKENS, most),
+        caption_sample=0 if most is None else _first(row_records, TOKENS, most),
         copies=copies,
         most_copied=most_copied,
         blank=blank,
     )
+
+
+def shared(row_records: Sequence[Place], others: Sequence[Place], word: int) -> int:
+    """Return how many samples have a checksum that samples in other .rows files have, too. Raises OSError."""
+    own = np.concatenate([*_checksums(row_records, word)])
+    return int(reduce(np.logical_or, (np.isin(own, other) for other in _checksums(others, word))).sum())
 
 
 def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, np.uint64 | None]:

@@ -52,6 +52,8 @@ class Summary:
     left_out: int
     reasons: list[tuple[str, int]]
     """Reasons for leaving out samples, most frequent first, with counts."""
+    without_class: int | None
+    """Samples without a class; None if the dataset was complete before this call."""
     seen: int
     """Samples processed by this call; the counts above include earlier, interrupted calls."""
     seconds: float
@@ -126,7 +128,7 @@ class Conversion:
         resume: continue an interrupted conversion, if any; do nothing if `out` was made by the same plan. Calls
         on_progress a few times a second, and tell with what is done before.
         """
-        started, seen = time.monotonic(), 0
+        started, seen, found = time.monotonic(), 0, None
         with self._claimed() as partial:
             if not (resume and not partial.in_progress and self._is_done()):
                 partial.refuse_existing(overwrite=self.overwrite, resume=resume)
@@ -135,10 +137,10 @@ class Conversion:
                 begun = self._begin(partial, tell)
                 if not partial.is_whole:
                     seen, _ = begun.write(slice(None), on_progress)
-                    begun.assemble()
+                    found = begun.assemble()
                 partial.publish()
             partial.clean_up()
-        return self._summary(seen, started)
+        return self._summary(seen, started, found)
 
     def part(
         self,
@@ -179,21 +181,20 @@ class Conversion:
         Reads every shard of a directory back. Raises DatasetError if parts are missing, damaged, or of another plan or
         version.
         """
-        started = time.monotonic()
+        started, found = time.monotonic(), None
         with self._claimed() as partial:
             if partial.in_progress or not self._is_done():
                 partial.refuse_existing(overwrite=self.overwrite, resume=True)
                 if not partial.in_progress:
-                    raise DatasetError(
-                        f"no part of {self.place} has been converted; run the same command with --part 1/K … K/K"
-                    )
+                    cure = "run the same command with --part 1/K … K/K"
+                    raise DatasetError(f"no part of {self.place} has been converted; {cure}")
                 begun = self._begin(partial, _ignore)
                 if not partial.is_whole:
                     partial.remove_damaged(begun.plan)
-                    begun.assemble()
+                    found = begun.assemble()
                 partial.publish()
             partial.clean_up()
-        return self._summary(0, started)
+        return self._summary(0, started, found)
 
     @cached_property
     def place(self) -> Place:
@@ -222,10 +223,9 @@ class Conversion:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
-            raise DatasetError(
-                f"cannot write to {Partial(self.place).disk}: {os.strerror(error.errno)}. "
-                "Free some space there, then continue with the same command and --resume"
-            ) from error
+            why = f"cannot write to {Partial(self.place).disk}: {os.strerror(error.errno)}"
+            cure = "Free some space there, then continue with the same command and --resume"
+            raise DatasetError(f"{why}. {cure}") from error
         except SourceChangedError as error:
             begun = Partial(self.place).begun
             raise SourceError(f"{error} without --resume: remove {begun} and convert again") from error
@@ -265,7 +265,7 @@ class Conversion:
         shards = len(read_index(self.place).shard_digests)
         return PartSummary(0, 0, shards, shards, 0)
 
-    def _summary(self, seen: int, started: float) -> Summary:
+    def _summary(self, seen: int, started: float, found: SampleCounts | None) -> Summary:
         bad = read_bad_samples(self.place / ERRORS_FILE)
         # Reasons that differ only in numbers count as one, with N for the number.
         reasons = Counter(re.sub(r"\d(?:[\d,.]*\d)?", "N", sample.reason) for sample in bad)
@@ -274,6 +274,7 @@ class Conversion:
             index=read_index(self.place),
             left_out=reasons.total(),
             reasons=reasons.most_common(FIRST_REASONS),
+            without_class=found and found.without_class,
             seen=seen,
             seconds=time.monotonic() - started,
         )
@@ -361,8 +362,8 @@ class _Begun:
             "--max-error-rate"
         )
 
-    def assemble(self) -> None:
-        """Complete the dataset from the finished shards.
+    def assemble(self) -> SampleCounts:
+        """Complete the dataset from the finished shards; return the numbers of its samples.
 
         Raises DatasetError if a shard is not done, SourceError if too many samples were left out or none is usable.
         """
@@ -383,9 +384,8 @@ class _Begun:
         shards = [shard for result in results for shard in result.shards]
         if not shards:
             first = partial.bad_samples(plan)[0]
-            raise SourceError(
-                f"none of the {found.left_out:,} samples is usable; the first: {first.uri!r}: {first.reason}"
-            )
+            why = f"the first: {first.uri!r}: {first.reason}"
+            raise SourceError(f"none of the {found.left_out:,} samples is usable; {why}")
         info, length = None, self._facts.context_length
         if self._facts.mode == "pairs":
             own = load_tokenizer(partial.tokenizer, context_length=length)
@@ -428,6 +428,7 @@ class _Begun:
             }
         )
         partial.assemble(plan, results, index)
+        return found
 
 
 def _samples(results: Sequence[PartResult | None]) -> int:

@@ -19,9 +19,9 @@ from PIL import Image, UnidentifiedImageError
 from ...storage.kernels import kernel
 from ..dataset.index import MAX_PIXELS, ImagePolicy
 from ..dataset.jpeg import decode
-from ..dataset.jpeg_header import size_in_header
 from ..dataset.raw_bytes import writable
 from ..dataset.row_records import MAX_JPEG_BYTES
+from ..dataset.stored_sample import size_in_header
 from ..errors import BadSampleError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")
@@ -118,11 +118,13 @@ def _read(picture: bytes | Image.Image, coding: Coding | None, policy: ImagePoli
     data = picture if isinstance(picture, bytes) else b""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata, and bombs, which _refuse_bomb handles
+            warnings.simplefilter("ignore")  # odd metadata, and bombs, which are refused below
             Image.MAX_IMAGE_PIXELS = policy.max_pixels  # Pillow raises on opening above twice as many
             opened = picture if isinstance(picture, Image.Image) else Image.open(io.BytesIO(data), formats=_OPENED)
             with opened as image:
-                _refuse_bomb(image, policy)
+                if image.width * image.height > policy.max_pixels:
+                    size, limit = f"{image.width}×{image.height}", f"above --max-pixels {policy.max_pixels:,}"
+                    raise BadSampleError(f"too many pixels: {size}, {limit}")
                 can_stay = coding and coding.is_huffman and _is_plain_ycbcr(image) and _orientation(image) == 1
                 if can_stay and (kept := _kept(data, image.height, image.width, policy)):
                     return kept
@@ -182,12 +184,6 @@ def _decodes(jpeg: NDArray[np.uint8], height: int, width: int) -> tuple[bool, tu
     if size_in_header(jpeg) != (height, width) or not decode(jpeg, height, width, pixels, 1):
         return False, (False, 0)
     return True, _look(pixels)
-
-
-def _refuse_bomb(image: Image.Image, policy: ImagePolicy) -> None:
-    if image.width * image.height > policy.max_pixels:
-        limit = f"above --max-pixels {policy.max_pixels:,}"
-        raise BadSampleError(f"too many pixels: {image.width}×{image.height}, {limit}")
 
 
 def _is_plain_ycbcr(image: Image.Image) -> bool:
@@ -274,15 +270,13 @@ def _encode(image: Image.Image, policy: ImagePolicy) -> StoredImage:
     if max(image.size) > MAX_SIDE:
         raise BadSampleError(f"too long: {image.width}×{image.height} pixels; a side may have {MAX_SIDE:,}")
     if image.width * image.height > MAX_PIXELS:
-        raise BadSampleError(
-            f"too large: {image.width}×{image.height} pixels, above {MAX_PIXELS:,}; a smaller --max-size fits"
-        )
+        pixels = f"{image.width}×{image.height} pixels, above {MAX_PIXELS:,}"
+        raise BadSampleError(f"too large: {pixels}; a smaller --max-size fits")
     buffer = io.BytesIO()
     image.save(buffer, "JPEG", quality=policy.quality, comment="")  # else Pillow keeps a GIF's, up to 64 kB
     if buffer.tell() > MAX_JPEG_BYTES:
-        raise BadSampleError(
-            f"too large: {buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}; a smaller --max-size fits"
-        )
+        found = f"{buffer.tell():,} bytes as JPEG, above {MAX_JPEG_BYTES:,}"
+        raise BadSampleError(f"too large: {found}; a smaller --max-size fits")
     return StoredImage(buffer.getvalue(), image.height, image.width, *_look(writable(image.tobytes())))
 
 

@@ -50,6 +50,7 @@ class SampleCounts(NamedTuple):
     """Pictures that stay in their tars."""
     nearly_black: int = 0
     nearly_white: int = 0
+    without_class: int = 0
 
 
 class Counts(NamedTuple):

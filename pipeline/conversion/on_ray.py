@@ -143,10 +143,8 @@ def _writer(shared: ObjectRef[_Shared]) -> Writer:
 
     job, needed, version = ray.get(shared)
     if missing := [path for path in needed if not path.exists()]:
-        raise DatasetError(
-            f"the node {socket.gethostname()} does not see {missing[0]}: the source and the output must "
-            "be in directories that all nodes share, under the same path"
-        )
+        cure = "the source and the output must be in directories that all nodes share, under the same path"
+        raise DatasetError(f"the node {socket.gethostname()} does not see {missing[0]}: {cure}")
     if version != __version__:
         raise DatasetError(
             f"the node {socket.gethostname()} has thermopile {__version__}, which may encode pictures "

@@ -119,11 +119,11 @@ class PartFiles(NamedTuple):
 class Partial:
     """The unfinished conversion to `out`. Methods raise OSError, and as Address does.
 
-    scratch: this process's folder for files in progress; None to inspect alone.
+    scratch: this process's folder for files in progress; not needed to inspect alone.
     """
 
-    def __init__(self, out: Place, scratch: Path | None = None) -> None:
-        self.out, self._scratch = out, scratch
+    def __init__(self, out: Place, scratch: Path = Path()) -> None:
+        self.out, self.scratch = out, scratch
         self._is_in_place = out.is_remote  # objects cannot be renamed
         self.begun: Place = out if self._is_in_place else out.with_name(f".{out.name}.partial")
         """Place to remove in order to start over."""
@@ -135,11 +135,6 @@ class Partial:
     def disk(self) -> Path:
         """A folder on the disk of the files in progress."""
         return Path(gettempdir() if self._is_in_place else str(self.out.parent.resolve()))
-
-    @property
-    def scratch(self) -> Path:
-        assert self._scratch is not None
-        return self._scratch
 
     @property
     def tokenizer(self) -> Path:
@@ -157,10 +152,15 @@ class Partial:
         return (self.dataset / INDEX_FILE).is_file()
 
     @property
+    def keeps_shards(self) -> bool:
+        """Whether starting over would lose a shard."""
+        is_done = any(name.endswith("done.json") for name, _, _ in self.begun.listing())
+        return self.in_progress and (is_done or self.is_whole)
+
+    @property
     def keeps_work(self) -> bool:
-        """Whether starting over would lose a shard; in a store, where nothing is locked, also one in progress."""
-        is_begun = self._is_in_place or any(name.endswith("done.json") for name, _, _ in self.begun.listing())
-        return self.in_progress and (is_begun or self.is_whole)
+        """Whether there is work to resume: a shard, or in a store, where nothing is locked, one in progress."""
+        return self.in_progress if self._is_in_place else self.keeps_shards
 
     @property
     def facts(self) -> Facts | None:
@@ -181,7 +181,7 @@ class Partial:
             return
         assert isinstance(self.begun, LocalPath)
         for path in sorted(self.begun.iterdir(), key=lambda path: path == self._plan):
-            if path.name == "lock" or path.with_suffix("") == self._scratch:
+            if path.name == "lock" or path.with_suffix("") == self.scratch:
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -356,9 +356,8 @@ class Partial:
                 f"{out} {what}; choose another address, or delete it: an object store cannot replace a dataset at once"
             )
         if not (overwrite or resume) and self.keeps_work:
-            raise DatasetExistsError(
-                f"{self.path} holds an unfinished conversion; continue it with --resume, or start over with --overwrite"
-            )
+            cure = "continue it with --resume, or start over with --overwrite"
+            raise DatasetExistsError(f"{self.path} holds an unfinished conversion; {cure}")
         if self._is_in_place:
             # Without a plan, the objects are no conversion's leftovers, except the lock of a process that makes the
             # plan; only starting over removes them.
@@ -443,6 +442,5 @@ def _lock(path: Place, out: LocalPath, shared: bool) -> FileLock:
         except FileNotFoundError:
             continue  # another conversion ended meanwhile and removed the directory
         except LockedError as error:
-            raise DatasetExistsError(
-                f"{out} is being written by {error.holder}; wait for it, or choose another directory"
-            ) from None
+            cure = "wait for it, or choose another directory"
+            raise DatasetExistsError(f"{out} is being written by {error.holder}; {cure}") from None

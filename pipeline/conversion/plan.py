@@ -84,8 +84,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
     @property
     def parts(self) -> int:
         """Number of shards, or of groups of tars, each with a marker of its own."""
-        groups = self.facts and self.facts.groups
-        return self.shards if self.shards is not None else len(groups or ())
+        return self.shards if self.shards is not None else len((self.facts and self.facts.groups) or ())
 
     def digest(self) -> str:
         """Return the sha256 that dataset.json records: equal plans give equal datasets."""

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from multiprocessing import forkserver, get_context, parent_process, resource_tracker
@@ -75,7 +74,7 @@ def convert_parts(
     context = get_context("forkserver")
     counts: Any = context.Array("Q", counted)
     stop = context.Value("b", 0, lock=False)
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (_Sent(job), counts, stop, dict(os.environ)))
+    pool = ProcessPoolExecutor(workers, context, _start_worker, (pickle.dumps(job), counts, stop, dict(os.environ)))
 
     def submit(count: int) -> set[Future[None]]:
         return {pool.submit(_write_part, *part) for part in islice(parts, count)}
@@ -93,34 +92,19 @@ def convert_parts(
                 on_progress(Counts(*counts))
     except BrokenProcessPool:
         raise DatasetError(
-            "a conversion process was killed, possibly out of memory; continue with --resume and fewer --workers"
+            "a conversion process was killed, possibly out of memory; continue with --resume and fewer --workers. "
+            "Workers import the script that calls this: there it must stand below `if __name__ == '__main__':`"
         ) from None
     finally:
         stop.value = 1
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-@dataclass
-class _Sent:
-    """Becomes what unpickling the job raises: while a worker starts, an exception would only end it."""
-
-    job: PoolSetup | Exception
-
-    def __getstate__(self) -> bytes:
-        return pickle.dumps(self.job)
-
-    def __setstate__(self, data: bytes) -> None:
-        try:
-            self.job = pickle.loads(data)
-        except Exception as error:  # noqa: BLE001  a user's source may raise anything
-            self.job = error
-
-
 _writer: Writer | Exception
 
 
-def _start_worker(sent: _Sent, counts: Any, stop: Any, environment: dict[str, str]) -> None:
-    """counts: the numbers of Counts, shared by all processes. stop: set once the conversion has failed."""
+def _start_worker(job: bytes, counts: Any, stop: Any, environment: dict[str, str]) -> None:
+    """job: a pickled PoolSetup. counts: of Counts, shared by all processes. stop: set once the conversion failed."""
     global _writer
 
     def add(more: Counts) -> None:
@@ -133,8 +117,9 @@ def _start_worker(sent: _Sent, counts: Any, stop: Any, environment: dict[str, st
     os.environ.update(environment)  # the fork server has its own from its start, maybe with expired credentials
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        _writer = sent.job if isinstance(sent.job, Exception) else writer_of(sent.job, add)
-    except Exception as error:  # noqa: BLE001  raised by the first part
+        # Unpickled here, not by multiprocessing, where an exception would only end the worker.
+        _writer = writer_of(pickle.loads(job), add)
+    except Exception as error:  # noqa: BLE001  a user's source may raise anything; the first part raises it
         _writer = error
 
 

@@ -19,10 +19,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from ...storage.files import sha256_of, sync
+from ...storage.files import RegularFile, sha256_of, sync
 from ..dataset.index import SHARD_SUFFIXES
-from ..dataset.raw_bytes import Descriptor
-from ..dataset.row_records import PAGE_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
+from ..dataset.row_records import NO_TARS, PAGE_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
 from ..dataset.stored_sample import SOUND, Located, read_samples, read_tokens
 from ..dataset.tokenizer import encode, vocab_size_of
 from ..errors import BadSampleError, DatasetError, SourceError
@@ -116,10 +115,9 @@ class _Samples:
                     jpeg, height, width, is_blank, tone = to_stored(sample.picture, self._settings.image)
                     count, length = len(sample.captions), self._settings.context_length
                     if len(jpeg) + 4 * count * length > PAGE_BYTES:
-                        raise BadSampleError(
-                            f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens do not "
-                            f"fit {PAGE_BYTES:,} bytes; lower --context-length or --max-size"
-                        )
+                        parts = f"its JPEG of {len(jpeg):,} bytes and {count} captions of {length:,} tokens"
+                        cure = "lower --context-length or --max-size"
+                        raise BadSampleError(f"{parts} do not fit {PAGE_BYTES:,} bytes; {cure}")
                 except BadSampleError as error:
                     sample = BadSample(sample.uri, sample.key, str(error))
             if isinstance(sample, BadSample):
@@ -138,6 +136,7 @@ class _Samples:
                     in_tars=tar_at is not None,
                     nearly_black=tone < 0,
                     nearly_white=tone > 0,
+                    without_class=sample.group is None,
                 )
                 yield sample._replace(picture=b""), BetonRow(jpeg, height, width, None, source_index, tar_at)
 
@@ -195,10 +194,10 @@ def _write_and_verify(beton: Path, row_records: Path, records: NDArray[np.void],
 
     Raises DatasetError if the files do not hold the rows.
     """
-    file, tokenizer, count, tars_of = Descriptor(beton), writer.tokenizer, len(records), writer.source.index
+    file, tokenizer, count, tars_of = RegularFile(beton), writer.tokenizer, len(records), writer.source.index
     length, read = writer.settings.context_length if tokenizer else 0, np.empty(count, RECORD)
-    write_row_records(row_records, records, file.bytes)
-    extent = Extent(file.bytes, 4 * length, int(records["captions"].max()), tars_of.bytes if tars_of else None)
+    write_row_records(row_records, records, file.size)
+    extent = Extent(file.size, 4 * length, int(records["captions"].max()), tars_of.bytes if tars_of else NO_TARS)
     if RowRecords(row_records, count, extent).read(np.arange(count), read) < count:
         raise _not_what_was_written(row_records)
     vocab_size = vocab_size_of(tokenizer) if tokenizer else 0

@@ -11,18 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ...storage.arrays import Int64s
 from ...storage.bucket_errors import AddressError
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, made_for, place_of
-from ..errors import DatasetError
+from ..errors import CURE, DatasetError
 from .index import SHARD_FOLDER, Tars
 
 if TYPE_CHECKING:
-    from ..order.order import Order, Selected, Window
-    from .raw_bytes import Descriptor
+    from ...storage.files import RegularFile
+    from ..order.order import AnyOrder, Window
     from .stored_sample import Located
 
 _log = logging.getLogger(__name__)
@@ -65,7 +63,7 @@ class DatasetFiles:
         try:
             return os.listdir(folder)
         except OSError as error:
-            raise DatasetError(f"{folder} cannot be read: {error.strerror}. Convert the dataset again.") from error
+            raise DatasetError(f"{folder} cannot be read: {error.strerror}. {CURE}") from error
 
     def whole(self, name: str) -> Path:
         """Return the path of tokenizer.json or a table, given its name in the dataset."""
@@ -81,15 +79,15 @@ class DatasetFiles:
     def bring_records(self, shard: int) -> None:
         """Make all records of a shard available."""
 
-    def hold(self, ids: NDArray[np.int64]) -> Hold:
+    def hold(self, ids: Int64s) -> Hold:
         """Make the samples' records, pictures and tokens available until the result is released; ids int64 [b]."""
         return _ALWAYS_THERE
 
-    def placed(self, located: Located, ids: NDArray[np.int64], tokens_of: NDArray[np.int64]) -> Located:
+    def placed(self, located: Located, ids: Int64s, tokens_of: Int64s) -> Located:
         """Return where held samples' pictures, and the tokens of others or these, are now; ids int64 [b] each."""
         return located
 
-    def opened(self, place: int) -> Descriptor:
+    def opened(self, place: int) -> RegularFile:
         """Return a file that `placed` has named, by its place below -1."""
         raise ValueError(f"place {place} is not on disk")
 
@@ -97,7 +95,7 @@ class DatasetFiles:
         """Make every byte of a shard's files available while the block runs."""
         return nullcontext()
 
-    def expect(self, windows: Iterable[Window], order: Order | Selected, limit: int) -> AbstractContextManager[None]:
+    def expect(self, windows: Iterable[Window], order: AnyOrder, limit: int) -> AbstractContextManager[None]:
         """During the block, read ahead for the windows within `limit` bytes on disk."""
         return nullcontext()
 
@@ -108,7 +106,7 @@ class DatasetFiles:
         """Return the seconds in which a reader waited for samples to be fetched."""
         return 0.0
 
-    def beton_bytes(self) -> NDArray[np.int64] | None:
+    def beton_bytes(self) -> Int64s | None:
         """Return the bytes of each shard's samples to cache, int64 [shards]; None if all are on disk."""
         return None
 

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from ...storage.arrays import Int64s
 from ...storage.bucket_errors import MissingBucketError, ObjectStoreError
 from ...storage.place import AnyPlace, place_of
 from ...storage.sealed_json import DamagedJSONError, seal_document, unseal
@@ -110,7 +110,7 @@ class Tars(_Record):
     files: Annotated[tuple[Tar, ...], Field(min_length=1, max_length=MAX_TARS)]
 
     @cached_property
-    def bytes(self) -> NDArray[np.int64]:
+    def bytes(self) -> Int64s:
         """Sizes of the tars, int64 [tars]."""
         return np.array([tar.size for tar in self.files], np.int64)
 
@@ -197,11 +197,9 @@ class DatasetIndex(_Record):
         return self.shards or usual_names(len(self.shard_digests))
 
     def shard_files(self) -> Iterator[str]:
-        """Yield the names of all files in the shards' folder."""
         return (self.shard_name(shard, suffix) for shard in range(len(self.shard_digests)) for suffix in SHARD_SUFFIXES)
 
     def shard_name(self, shard: int, suffix: ShardSuffix) -> str:
-        """Return the name of a shard's file in the shards' folder."""
         return shard_name(self.shards[shard] if self.shards else shard, suffix)
 
 

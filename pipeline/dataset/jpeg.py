@@ -1,7 +1,7 @@
 """Decode a JPEG from compiled code, without the GIL.
 
 FFCV's C decoder is loaded without importing ffcv, which takes seconds and 350 MB, and sets torch and numba to one
-thread. Buffers are sized by the JPEG's own header, see jpeg_header.
+thread. Buffers are sized by the JPEG's own header, see `stored_sample.size_in_header`.
 """
 
 import ctypes
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
+from ...storage.arrays import Uint8s
 from ...storage.kernels import kernel
 
 
@@ -34,26 +34,15 @@ _decode: Any = _imdecode()
 
 
 @kernel()
-def decode(jpeg: NDArray[np.uint8], height: int, width: int, pixels: NDArray[np.uint8], reduced: int) -> bool:
+def decode(jpeg: Uint8s, height: int, width: int, pixels: Uint8s, reduced: int) -> bool:
     """Decode a JPEG to RGB, with its sides divided by `reduced` and rounded up. Returns whether it is undamaged.
 
     jpeg: uint8 [bytes]. height, width: as `size_in_header` returns them. pixels: uint8 [3 × pixels, or more].
     reduced: 1, 2, 4 or 8. Orientation is as stored; the inverse DCT is the fast one.
     """
-    rows, columns, zero = np.uint32(height), np.uint32(width), np.uint32(0)
+    rows, columns, zero, one = np.uint32(height), np.uint32(width), np.uint32(0), np.uint32(1)
+    source, length, target = np.uint64(jpeg.ctypes.data), np.uint64(len(jpeg)), np.uint64(pixels.ctypes.data)
     result = _decode(
-        np.uint64(jpeg.ctypes.data),
-        np.uint64(len(jpeg)),
-        rows,
-        columns,
-        np.uint64(pixels.ctypes.data),
-        rows,
-        columns,
-        zero,
-        zero,
-        np.uint32(1),
-        np.uint32(reduced),
-        False,
-        False,
+        source, length, rows, columns, target, rows, columns, zero, zero, one, np.uint32(reduced), False, False
     )
     return bool(result == 0)

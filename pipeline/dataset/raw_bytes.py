@@ -3,16 +3,12 @@
 XXH64 detects damage, not forgery. Source: Yann Collet, xxHash fast digest algorithm, version 0.1.1, section "XXH64".
 """
 
-import os
-import weakref
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import types
-from numpy.typing import NDArray
 
-from ...storage.files import open_regular_descriptor
+from ...storage.arrays import Uint8s
 from ...storage.kernels import kernel
 
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
@@ -24,25 +20,7 @@ _S29, _S32, _S33 = np.uint64(29), np.uint64(32), np.uint64(33)
 _pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.uint64, types.uint64, types.int64))
 
 
-class Descriptor:
-    """An open regular file, or the target of a link; it closes when garbage-collected.
-
-    Raises NotRegularFileError, OSError.
-    """
-
-    def __init__(self, path: Path, flags: int = 0) -> None:
-        """flags: as for os.open, such as O_NOFOLLOW."""
-        self.number = open_regular_descriptor(path, flags)
-        weakref.finalize(self, os.close, self.number).atexit = False
-        self.bytes = os.fstat(self.number).st_size
-        """Size at opening."""
-
-    def read(self, at: int, memory: NDArray[np.uint8]) -> bool:
-        """Fill memory like `read_at`."""
-        return bool(read_at(self.number, at, memory))
-
-
-def writable(data: bytes) -> NDArray[np.uint8]:
+def writable(data: bytes) -> Uint8s:
     """Copy bytes into a writable array, uint8 [n], the type that loaders pass to compiled functions.
 
     So each function is compiled for one type of array, which saves seconds of a first start.
@@ -51,7 +29,7 @@ def writable(data: bytes) -> NDArray[np.uint8]:
 
 
 @kernel()
-def read_at(file: int, at: int | np.int64, memory: NDArray[np.uint8]) -> bool:
+def read_at(file: int, at: int | np.int64, memory: Uint8s) -> bool:
     """Fill memory, uint8 [any], contiguous, with the file's bytes from `at`. Returns whether all were read."""
     done, refused = 0, 0
     while done < len(memory):
@@ -65,7 +43,7 @@ def read_at(file: int, at: int | np.int64, memory: NDArray[np.uint8]) -> bool:
 
 
 @kernel()
-def xxh64(data: NDArray[np.uint8], seed: np.uint64) -> np.uint64:
+def xxh64(data: Uint8s, seed: np.uint64) -> np.uint64:
     """Return XXH64 of bytes, uint8 [any], contiguous in memory."""
     size = len(data)
     words = data[: size // 8 * 8].view(np.uint64)

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.files import open_regular
 from ...storage.place import Place
-from ..errors import DatasetError
+from ..errors import CURE, DatasetError
 from .files import DatasetFiles
 from .index import INDEX_FILE, SHARD_FOLDER, DatasetIndex
 
@@ -51,13 +51,11 @@ class SamplesTable:
         """Number of shards."""
         return len(self.first_id) - 1
 
-    def locate(self, sample_ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def locate(self, sample_ids: Int64s) -> tuple[Int64s, Int64s]:
         """Return shard and row of each id, both int64 [b]."""
         if len(sample_ids) and (sample_ids.min() < 0 or sample_ids.max() >= self.n):
-            raise DatasetError(
-                f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {self.place} "
-                f"holds 0 to {self.n - 1}"
-            )
+            known = f"{self.place} holds 0 to {self.n - 1}"
+            raise DatasetError(f"sample ids {sample_ids.min()} to {sample_ids.max()} are out of range: {known}")
         shard = np.searchsorted(self.first_id, sample_ids, side="right") - 1
         return shard, sample_ids - self.first_id[shard]
 
@@ -93,7 +91,7 @@ class SamplesTable:
                 batch.validate(full=True)  # above all check that text is UTF-8
                 yield _with_first_captions(batch).select(list(names))
 
-    def take(self, sample_ids: NDArray[np.int64], names: Sequence[str]) -> pa.Table:
+    def take(self, sample_ids: Int64s, names: Sequence[str]) -> pa.Table:
         """Return columns for ids, int64 [b], in the given order; reads only their shards."""
         shards, rows = self.locate(sample_ids)
         by_shard = np.argsort(shards, kind="stable")
@@ -126,25 +124,22 @@ class SamplesTable:
                 if digest and shard not in self._verified:
                     if hashlib.file_digest(cast(Any, file), "sha256").hexdigest() != digest:
                         raise DatasetError(
-                            f"{path} was changed after conversion: its sha256 differs from the one in "
-                            f"{INDEX_FILE}. Convert the dataset again."
+                            f"{path} was changed after conversion: its sha256 differs from that in {INDEX_FILE}. {CURE}"
                         )
                     self._verified.add(shard)
                 with pq.ParquetFile(file) as parquet:
                     known = _seen(parquet.schema_arrow).names
                     if missing := [name for name in names if name not in (*known, *parquet.schema_arrow.names)]:
-                        raise DatasetError(
-                            f"{path} has no column {', '.join(map(repr, missing))}; it has {', '.join(known)}"
-                        )
+                        lacks = ", ".join(map(repr, missing))
+                        raise DatasetError(f"{path} has no column {lacks}; it has {', '.join(known)}")
                     if parquet.metadata.num_rows != rows:
                         raise DatasetError(
-                            f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says "
-                            f"{rows:,}. Convert the dataset again."
+                            f"{path} holds {parquet.metadata.num_rows:,} rows, but {INDEX_FILE} says {rows:,}. {CURE}"
                         )
                     yield parquet
         except (pa.ArrowException, UnicodeError) as error:
             reason = " ".join(str(error).split())
-            raise DatasetError(f"{path} cannot be read: {reason}. Convert the dataset again.") from error
+            raise DatasetError(f"{path} cannot be read: {reason}. {CURE}") from error
 
 
 def _seen(schema: pa.Schema) -> pa.Schema:

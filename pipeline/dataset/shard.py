@@ -8,16 +8,15 @@ from threading import Lock
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..errors import DatasetError
+from ...storage.arrays import Bools, Int32s, Int64s, Records
+from ...storage.files import RegularFile
+from ..errors import CURE, DatasetError
 from .files import DatasetFiles
 from .index import SHARD_FOLDER, DatasetIndex
-from .raw_bytes import Descriptor
-from .row_records import RECORD, Extent, RowRecords, picture_places
-from .stored_sample import REASONS, SOUND, Located, read_samples, read_tokens
+from .row_records import NO_TARS, RECORD, Extent, RowRecords, picture_places
+from .stored_sample import REASONS, SOUND, Located, Opener, read_samples, read_tokens
 
-_CURE = "Convert the dataset again."
 _MAX_FILES = 8192
 """Raise the process's limit of open files to this, within its hard limit."""
 T = TypeVar("T")
@@ -26,14 +25,7 @@ T = TypeVar("T")
 class Shard:
     """Reads samples of one shard. Its files close when it is garbage-collected."""
 
-    def __init__(
-        self,
-        files: DatasetFiles,
-        index: DatasetIndex,
-        number: int,
-        place: object,
-        open_file: Callable[[int, int], Descriptor],
-    ) -> None:
+    def __init__(self, files: DatasetFiles, index: DatasetIndex, number: int, place: object, open_file: Opener) -> None:
         """Open shard `number` of a dataset. place: its name in errors. open_file: as `Dataset.file`.
 
         Raises DatasetError if the shard was cut short or belongs to another dataset, OSError if it cannot be opened.
@@ -45,19 +37,20 @@ class Shard:
         size = files.beton_size(number)
         self.file = open_beton(files.folder, index, number) if size is None else None
         """The .beton, if it is on disk."""
-        size = self.file.bytes if self.file else size or 0
-        extent = Extent(size, 4 * context_length, index.captions_per_sample, index.tars.bytes if index.tars else None)
+        size = self.file.size if self.file else size or 0
+        tars = index.tars.bytes if index.tars else NO_TARS
+        extent = Extent(size, 4 * context_length, index.captions_per_sample, tars)
         try:
             self._table = RowRecords(files.folder / SHARD_FOLDER / index.shard_name(number, "rows"), self._rows, extent)
         except DatasetError as error:
-            raise DatasetError(f"{error}. {_CURE}") from None
+            raise DatasetError(f"{error}. {CURE}") from None
         except FileNotFoundError as error:
             raise _missing(error) from None
 
     def __len__(self) -> int:
         return self._rows
 
-    def records(self, rows: NDArray[np.int64] | None = None) -> NDArray[np.void]:
+    def records(self, rows: Int64s | None = None) -> Records:
         """Return RECORD of these rows, int64 [k], or of all. Raises DatasetError naming the first damaged row."""
         rows = np.arange(self._rows) if rows is None else rows
         records = np.empty(len(rows), RECORD)
@@ -65,19 +58,19 @@ class Shard:
             raise self.damaged(int(rows[place]), "has a damaged or unreadable record")
         return records
 
-    def resolved(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+    def resolved(self, rows: Int64s) -> tuple[Records, Int64s]:
         """Return RECORD as `records`, but `jpeg_at` in the picture's file; and its tar, int64 [k], -1: the .beton."""
         records = self.records(rows)
         tars, records["jpeg_at"] = picture_places(records, self._tars is not None)
         return records, tars
 
-    def located(self, records: NDArray[np.void], tars: NDArray[np.int64] | None = None) -> Located:
+    def located(self, records: Records, tars: Int64s | None = None) -> Located:
         """Return the places of what `resolved` returns, or of tokens alone; with captions, tokens are read too."""
         info = self._tokenizer
         vocab_size, context_length = (info.vocab_size, info.context_length) if info else (0, 0)
         return Located.of(records, tars, vocab_size=vocab_size, context_length=context_length)
 
-    def opened(self, located: Located, rows: NDArray[np.int64]) -> tuple[Located, list[Descriptor]]:
+    def opened(self, located: Located, rows: Int64s) -> tuple[Located, list[RegularFile]]:
         """Return places of held rows, int64 [k], with descriptors of files, and these files to keep."""
         ids = self._first_id + rows
         located = self._files.placed(located, ids, ids)
@@ -93,26 +86,25 @@ class Shard:
             raise self.damaged(row, REASONS[fault])
         return jpeg.tobytes()
 
-    def tokens(self, rows: NDArray[np.int64]) -> NDArray[np.int32]:
+    def tokens(self, rows: Int64s) -> Int32s:
         """Return the first captions' tokens, int32 [len(rows), L]; requires captions. Raises as `jpeg` does."""
-        located, _files = self.opened(self.located(self.records(rows)), rows)
+        return self._tokens(self.located(self.records(rows)), rows)
+
+    def tokens_of(self, row: int) -> Int32s:
+        """Return the tokens of all captions of a row, int32 [captions, L]; requires captions. Raises as `jpeg` does."""
+        record = self.records(np.array([row]))
+        captions = np.arange(record["captions"][0], dtype=np.int64)
+        located = self.located(np.repeat(record, len(captions)))._replace(caption=captions)
+        return self._tokens(located, np.full(len(captions), row))
+
+    def _tokens(self, located: Located, rows: Int64s) -> Int32s:
+        located, _files = self.opened(located, rows)
         place, fault = read_tokens(located)
         if fault != SOUND:
             raise self.damaged(int(rows[place]), REASONS[fault])
         return located.tokens
 
-    def tokens_of(self, row: int) -> NDArray[np.int32]:
-        """Return the tokens of all captions of a row, int32 [captions, L]; requires captions. Raises as `jpeg` does."""
-        record = self.records(np.array([row]))
-        captions = np.arange(record["captions"][0], dtype=np.int64)
-        located = self.located(np.repeat(record, len(captions)))._replace(caption=captions)
-        located, _files = self.opened(located, np.full(len(captions), row))
-        _, fault = read_tokens(located)
-        if fault != SOUND:
-            raise self.damaged(row, REASONS[fault])
-        return located.tokens
-
-    def captions_differ(self, rows: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def captions_differ(self, rows: Int64s, others: Int64s) -> Bools:
         """Return where two rows, int64 [k] each, have no caption in common, bool [k]. Raises as `jpeg` does."""
         one, two = self.records(rows), self.records(others)
         if max(*one["captions"], *two["captions"]) == 1:
@@ -126,19 +118,19 @@ class Shard:
         if self._tars is not None and self._table.read(np.array([row]), record) == 1:
             tar = int(picture_places(record, in_place=True)[0][0])
             where += f", picture in {self._tars.files[tar].name}" if tar >= 0 else ""
-        return DatasetError(f"sample {self._first_id + row} ({where}) {what}. {_CURE}")
+        return DatasetError(f"sample {self._first_id + row} ({where}) {what}. {CURE}")
 
 
-def open_beton(path: Path, index: DatasetIndex, number: int) -> Descriptor:
+def open_beton(path: Path, index: DatasetIndex, number: int) -> RegularFile:
     """Open the .beton of shard `number` of the dataset at `path`. Raises DatasetError if it is missing; OSError."""
     try:
-        return Descriptor(path / SHARD_FOLDER / index.shard_name(number, "beton"))
+        return RegularFile(path / SHARD_FOLDER / index.shard_name(number, "beton"))
     except FileNotFoundError as error:
         raise _missing(error) from None
 
 
 def _missing(error: FileNotFoundError) -> DatasetError:
-    return DatasetError(f"{error.filename} is missing, but the dataset lists it. {_CURE}")
+    return DatasetError(f"{error.filename} is missing, but the dataset lists it. {CURE}")
 
 
 def max_open_shards() -> int:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int32s, Int64s, Records, Uint8s, Uint64s
+from ...storage.files import RegularFile
 from ...storage.kernels import kernel
-from .jpeg_header import size_in_header
-from .raw_bytes import Descriptor, read_at, xxh64
+from .raw_bytes import read_at, xxh64
 
 SOUND, UNREADABLE, CHANGED, OTHER_SIZE, TOKENS_CHANGED, NO_TOKEN, UNDECODABLE = range(7)
 REASONS = {
@@ -24,6 +24,14 @@ REASONS = {
     UNDECODABLE: "does not decode: the file was damaged after its conversion",
 }
 """Fault -> message, to follow the sample's name."""
+Opener = Callable[[int, int], RegularFile]
+"""Opens the file of a shard and a place."""
+
+_SOI, _EOI, _SOS, _TEM = 0xD8, 0xD9, 0xDA, 0x01
+_RST0, _RST7 = 0xD0, 0xD7
+_SOF0, _SOF15 = 0xC0, 0xCF
+_DHT, _JPG, _DAC = 0xC4, 0xC8, 0xCC
+"""In the range of frame markers, but not frames."""
 
 _COLUMNS = {
     "jpeg_at": np.uint64,
@@ -40,32 +48,32 @@ _COLUMNS = {
 class Located(NamedTuple):
     """Places of b stored samples, in a form that compiled code accepts."""
 
-    files: NDArray[np.int64]
+    files: Int64s
     """int64 [b]: file with each sample's tokens. At first its place: -1 for the .beton, else a tar's number, or below
     -1 a block of the cache; `open` replaces it by a descriptor."""
-    jpeg_files: NDArray[np.int64]
+    jpeg_files: Int64s
     """int64 [b]: file with each picture, likewise."""
     vocab_size: int
     """Vocabulary size; 0 without captions."""
-    tokens: NDArray[np.int32]
+    tokens: Int32s
     """int32 [b, L], filled when the samples are read; L is 0 without captions."""
-    caption: NDArray[np.int64]
+    caption: Int64s
     """int64 [b]: index of the caption whose tokens these are, 0 … captions - 1."""
-    jpeg_at: NDArray[np.uint64]
+    jpeg_at: Uint64s
     """uint64 [b]: offset in the picture's file. The next fields are columns of RECORD, [b] each."""
-    jpeg_bytes: NDArray[np.int64]
-    height: NDArray[np.int64]
-    width: NDArray[np.int64]
-    jpeg_checksum: NDArray[np.uint64]
-    tokens_at: NDArray[np.uint64]
-    captions: NDArray[np.int64]
-    tokens_checksum: NDArray[np.uint64]
+    jpeg_bytes: Int64s
+    height: Int64s
+    width: Int64s
+    jpeg_checksum: Uint64s
+    tokens_at: Uint64s
+    captions: Int64s
+    tokens_checksum: Uint64s
 
     @classmethod
     def of(
         cls,
-        records: NDArray[np.void],
-        tars: NDArray[np.int64] | None = None,
+        records: Records,
+        tars: Int64s | None = None,
         *,
         file: int = -1,
         vocab_size: int = 0,
@@ -80,12 +88,9 @@ class Located(NamedTuple):
         files = np.full(len(records), file)
         return cls(files, files.copy() if tars is None else tars, vocab_size, tokens, first, *columns)
 
-    def open(self, shards: Sequence[int], file: Callable[[int, int], Descriptor], start: int = 0) -> list[Descriptor]:
-        """Replace the places of the samples from `start` on, of these shards, by descriptors; return the files to keep.
-
-        file: opens that of a shard and a place.
-        """
-        files = dict[tuple[int, int], Descriptor]()
+    def open(self, shards: Sequence[int], file: Opener, start: int = 0) -> list[RegularFile]:
+        """Replace the places of the samples from `start` on, of these shards, by descriptors; return files to keep."""
+        files = dict[tuple[int, int], RegularFile]()
         for column in (self.files, self.jpeg_files):
             places = [*zip(shards, column[start : start + len(shards)].tolist(), strict=True)]
             files |= {place: file(*place) for place in {*places} - files.keys()}
@@ -94,7 +99,7 @@ class Located(NamedTuple):
 
 
 @kernel()
-def fetch(located: Located, row: int, jpeg: NDArray[np.uint8]) -> int:
+def fetch(located: Located, row: int, jpeg: Uint8s) -> int:
     """Read a sample's JPEG to the start of `jpeg`, uint8 [its bytes or more], and its tokens.
 
     Returns SOUND or the fault. If SOUND, height and width are not 0 and equal those in the JPEG's header.
@@ -131,15 +136,13 @@ def _fetch_tokens(located: Located, row: int) -> int:
 
 
 @kernel()
-def checksum(data: NDArray[np.uint8]) -> np.uint64:
+def checksum(data: Uint8s) -> np.uint64:
     """Return the checksum that a record stores for JPEG or token bytes, uint8 [any]."""
     return xxh64(data, np.uint64(0))
 
 
 @kernel()
-def read_samples(
-    located: Located, low: int, high: int, ends: NDArray[np.int64], jpegs: NDArray[np.uint8]
-) -> tuple[int, int]:
+def read_samples(located: Located, low: int, high: int, ends: Int64s, jpegs: Uint8s) -> tuple[int, int]:
     """Read the JPEGs of rows low … high - 1 into `jpegs`, uint8 [any], ending at `ends`, int64 [b], and their tokens.
 
     Returns the first damaged row and its fault, or (high, SOUND).
@@ -159,3 +162,39 @@ def read_tokens(located: Located) -> tuple[int, int]:
         if fault != SOUND:
             return row, fault
     return len(located.files), SOUND
+
+
+@kernel()
+def size_in_header(jpeg: Uint8s) -> tuple[int, int]:
+    """Return height and width in pixels of a JPEG, uint8 [any]; (0, 0) without a readable frame header.
+
+    Source: ITU-T T.81, annex B; markers are searched for as libjpeg does.
+    """
+    end = len(jpeg)
+    if end < 4 or jpeg[0] != 0xFF or jpeg[1] != _SOI:
+        return 0, 0
+    at = 2
+    while True:
+        while at < end and jpeg[at] != 0xFF:
+            at += 1
+        while at < end and jpeg[at] == 0xFF:
+            at += 1
+        if at + 3 > end:
+            return 0, 0
+        marker = jpeg[at]
+        at += 1
+        if marker in (0, _TEM) or _RST0 <= marker <= _RST7:
+            continue  # standalone markers
+        if marker in (_SOI, _EOI, _SOS):
+            return 0, 0
+        if _SOF0 <= marker <= _SOF15 and marker not in (_DHT, _JPG, _DAC):
+            return (_two_bytes(jpeg, at + 3), _two_bytes(jpeg, at + 5)) if at + 7 <= end else (0, 0)
+        length = _two_bytes(jpeg, at)
+        if length < 2:
+            return 0, 0
+        at += length
+
+
+@kernel()
+def _two_bytes(data: Uint8s, at: int) -> Any:
+    return np.int64(data[at]) << 8 | np.int64(data[at + 1])

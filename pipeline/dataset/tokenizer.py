@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from ...storage.arrays import Int32s
 from ...storage.files import read_regular
 from ...storage.sealed_json import parse
 from ..errors import DatasetError
@@ -30,7 +30,7 @@ MAX_VOCAB_SIZE = 1 << 22
 class EncodedCaptions(NamedTuple):
     """Captions in their stored form."""
 
-    tokens: NDArray[np.int32]
+    tokens: Int32s
     """int32 [captions, context_length]; every row has the closing token; after its first occurrence comes padding."""
     truncated: int
     """Number of captions that were truncated."""
@@ -66,8 +66,7 @@ def load_tokenizer(path: Path, *, context_length: int) -> Tokenizer:
     """
     tokenizer = read_tokenizer(path)
     tokenizer.encode_special_tokens = True  # otherwise a caption that contains "<end>" would end there
-    if vocab_size_of(tokenizer) > MAX_VOCAB_SIZE:
-        size = vocab_size_of(tokenizer)
+    if (size := vocab_size_of(tokenizer)) > MAX_VOCAB_SIZE:
         raise DatasetError(f"{path} has token ids up to {size - 1:,}; at most {MAX_VOCAB_SIZE:,} are supported")
     pad_id = tokenizer.padding["pad_id"] if tokenizer.padding else None
     if pad_id is None or tokenizer.id_to_token(pad_id) is None:

@@ -12,6 +12,7 @@ import nvidia.dali
 import nvidia.dali.math
 from numpy.typing import NDArray
 
+from ...storage.arrays import Float32s, Uint64s
 from ...storage.kernels import kernel
 from ..views.pixels import noise_at
 from ..views.recipes import Recipe, ViewParameters
@@ -116,7 +117,7 @@ def inputs_of_view(recipe: Recipe, drawn: ViewParameters, side: int) -> dict[str
 
 
 @kernel()
-def _fill_noise(out: NDArray[np.float32], deviations: NDArray[np.float32], keys: NDArray[np.uint64]) -> None:
+def _fill_noise(out: Float32s, deviations: Float32s, keys: Uint64s) -> None:
     rows, side = out.shape[:2]
     for row in range(rows):
         for channel in range(3):

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
+from ...storage.arrays import Int32s, Int64s, Uint8s
 from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ..batch import Batch
 from ..cores import cores
@@ -34,9 +35,9 @@ tensors: Any = nvidia.dali.tensors  # its own types lack `broadcast`
 
 
 class _Read(NamedTuple):
-    sample_ids: NDArray[np.int64]
-    tokens: NDArray[np.int32] | None
-    jpegs: NDArray[np.uint8]
+    sample_ids: Int64s
+    tokens: Int32s | None
+    jpegs: Uint8s
     """The JPEGs' bytes, concatenated."""
     inputs: dict[str, NDArray[Any]]
     """Name of the pipeline's input -> values, [b, …]."""
@@ -108,9 +109,7 @@ class DALILoader(Loader):
             for step in range(first_step, end):
                 yield self._next(epoch, range(step + self._ahead, end)[:1])
                 if self._turn != turn:
-                    raise RuntimeError(
-                        f"epoch {epoch} was ended by another one: this loader serves one epoch at a time"
-                    )
+                    raise RuntimeError(f"epoch {epoch} was ended by another: this loader serves one epoch at a time")
         finally:
             if self._turn == turn:
                 self._drain()
@@ -163,7 +162,7 @@ class DALILoader(Loader):
         self._runs += 1
         return batch
 
-    def _read(self, epoch: int, ids: NDArray[np.int64]) -> _Read:
+    def _read(self, epoch: int, ids: Int64s) -> _Read:
         """Read a batch, whose rows are shared among the reader's threads."""
         located = self._reader.locate(ids, epoch)
         heights, widths, ends = located.height, located.width, np.cumsum(located.jpeg_bytes)
@@ -271,7 +270,7 @@ def copy_outputs(outputs: Sequence[Any], copies: Copies, shared: Callable[[Any, 
     return arriving
 
 
-def _start(pipeline: Any, jpegs: NDArray[np.uint8], inputs: dict[str, NDArray[Any]]) -> None:
+def _start(pipeline: Any, jpegs: Uint8s, inputs: dict[str, NDArray[Any]]) -> None:
     # Every sample gets the memory of the whole batch, and the graph cuts out its own part. Making an object for each
     # would hold the interpreter's lock, 10 ms for 1,024, and DALI's threads would take it as often to release them.
     rows = len(inputs["jpeg_start"])

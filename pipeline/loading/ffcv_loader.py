@@ -11,9 +11,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numba import njit
-from numpy.typing import NDArray
 from torch import Tensor
 
+from ...storage.arrays import Float32s, Int64s, Uint8s, Uint64s
 from ...storage.gpu_copies import Copies, CudaDevice
 from ...storage.kernels import kernel
 from ..batch import Batch
@@ -30,7 +30,7 @@ from ..views.resample import resample_into
 from . import Closing, Loader, refuse_other_samples
 from .reader import Reader, Reading, own_thread
 
-Augmentation = Callable[[NDArray[np.float32], np.uint64], None]
+Augmentation = Callable[[Float32s, np.uint64], None]
 """A numba-compiled function that changes a view in place. It receives pixels, float32 [3, H, W] in 0 … 255, and the
 view's key for `rng.uniform(key, draw)`; use draws from 1,000 on, since the recipe uses those below."""
 
@@ -39,9 +39,9 @@ class ViewMemory:
     """A pool that keeps at most `spare` returned float32 arrays: fresh pages cost a tenth of the loader's time."""
 
     def __init__(self, spare: int) -> None:
-        self._spare: deque[NDArray[np.float32]] = deque(maxlen=spare)
+        self._spare: deque[Float32s] = deque(maxlen=spare)
 
-    def lend(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def lend(self, shape: tuple[int, ...]) -> Float32s:
         """Return an uninitialised array. Its memory returns to the pool once no view or tensor shares it."""
         try:
             owned = self._spare.pop()  # no length check first: another thread could take the last array in between
@@ -74,8 +74,8 @@ class _Wanted(NamedTuple):
     """Arrays [views and local views, b, …]."""
     warps: bool
     recolours: bool
-    gain: NDArray[np.float32]
-    offset: NDArray[np.float32]
+    gain: Float32s
+    offset: Float32s
 
 
 class ViewMaker(Closing):
@@ -117,16 +117,15 @@ class ViewMaker(Closing):
         self._reader = Reader(dataset, workers or cores(), captions, seed, planting)
         self._memory = ViewMemory(spare)
 
-    def make(self, sample_ids: NDArray[np.int64], epoch: int) -> Batch:
+    def make(self, sample_ids: Int64s, epoch: int) -> Batch:
         """Return the samples, int64 [b], as a batch with their views of that epoch."""
         return self._finish(*self._start(sample_ids, epoch))
 
     def close(self) -> None:
-        """Stop the decoding threads after their current batch."""
         self._reader.close()
         self._memory = ViewMemory(spare=0)  # batches still in use go back to the old pool and are freed with it
 
-    def _start(self, ids: NDArray[np.int64], epoch: int) -> tuple[_Pixels, Reading]:
+    def _start(self, ids: Int64s, epoch: int) -> tuple[_Pixels, Reading]:
         recipe, seed = self._recipe, self._seed
         views, local = ((number, len(ids), *shape) for number, *shape in self._shapes)
         memory = self._lend(prod(views) + prod(local))
@@ -192,7 +191,6 @@ class FFCVLoader(ViewMaker, Loader):
         self._starts = own_thread(device_id)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """As `Loader.epoch`."""
         under_way: deque[Future[tuple[_Pixels, Reading]]] = deque()
         try:
             for step in range(first_step, self.order.steps_per_epoch):
@@ -207,7 +205,6 @@ class FFCVLoader(ViewMaker, Loader):
                     started.add_done_callback(_cancel_parts)  # without waiting, for the collector may run this anywhere
 
     def close(self) -> None:
-        """Stop the loader's threads after their current batch."""
         self._starts.shutdown(cancel_futures=True)
         super().close()
 
@@ -259,8 +256,8 @@ def _augment_rows(
     augment: Augmentation,
     seed: np.uint64,
     epoch: np.uint64,
-    ids: NDArray[np.int64],
-    numbers: NDArray[np.uint64],
+    ids: Int64s,
+    numbers: Uint64s,
 ) -> None:
     for place in range(len(numbers)):
         for row in range(low, high):
@@ -305,9 +302,7 @@ def _make_rows(located: Located, low: int, high: int, wanted: _Wanted) -> tuple[
 
 
 @kernel()
-def _make_view(
-    view: NDArray[np.float32], picture: NDArray[np.uint8], reduced: int, wanted: _Wanted, place: int, row: int
-) -> None:
+def _make_view(view: Float32s, picture: Uint8s, reduced: int, wanted: _Wanted, place: int, row: int) -> None:
     drawn = wanted.drawn
     top, left, height, width = drawn.box[place, row] / reduced
     resample_into(view, picture, top, left, height, width, drawn.flip[place, row])

@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ..dataset.files import Hold
 from ..dataset.row_records import RECORD
 from ..dataset.shard import max_open_shards
@@ -24,7 +24,7 @@ _Captions = Literal["draw", "first"]
 class Reading(NamedTuple):
     """A batch being read: its samples, and a future for each thread's rows."""
 
-    sample_ids: NDArray[np.int64]
+    sample_ids: Int64s
     located: Located
     parts: list[Future[tuple[int, int]]]
     held: Hold
@@ -44,7 +44,7 @@ class Reader:
         self._max_run = max(1, max_open_shards() // threads)
         self._pool = ThreadPoolExecutor(threads, "thermopile-loader")
 
-    def locate(self, ids: NDArray[np.int64], epoch: int) -> Located:
+    def locate(self, ids: Int64s, epoch: int) -> Located:
         """Locate the samples, int64 [b], and choose their captions of this epoch.
 
         Raises DatasetError naming the first sample with a damaged record.
@@ -64,7 +64,7 @@ class Reader:
             return located
         return located._replace(caption=draw_captions(self._seed, np.uint64(epoch), ids, located.captions))
 
-    def start(self, ids: NDArray[np.int64], located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
+    def start(self, ids: Int64s, located: Located, kernel: Callable[..., Any], *given: Any) -> Reading:
         """Share the rows of a batch among the threads, which call kernel(located, low, high, *given).
 
         kernel: compiled; processes samples low … high - 1, whose files are open, and returns the first damaged row and
@@ -80,7 +80,7 @@ class Reader:
         return Reading(ids, located, parts, held)
 
     def _run(
-        self, located: Located, shards: NDArray[np.int64], low: int, high: int, kernel: Any, given: tuple[Any, ...]
+        self, located: Located, shards: Int64s, low: int, high: int, kernel: Any, given: tuple[Any, ...]
     ) -> tuple[int, int]:
         for start in range(low, high, self._max_run):
             end = min(start + self._max_run, high)
@@ -106,7 +106,7 @@ class Reader:
         shard, row = (int(at[-1]) for at in self._dataset.locate(np.concatenate([ids, donors])))
         return self._dataset.shard(shard).damaged(row, REASONS[fault])
 
-    def _planted(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _planted(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         return self._planting.of(ids) if self._planting else (ids[:0], ids[:0])
 
     def close(self) -> None:

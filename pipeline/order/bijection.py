@@ -6,8 +6,8 @@ mixture into float64. `int` of a uint64 stays uint64, hence int(np.int64(…)).
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.kernels import kernel
 from ..rng import GOLDEN, fold, mix
 
@@ -109,14 +109,7 @@ def _turns_of(number: int, window: int, lead: int, blocks: int) -> tuple[int, in
 
 @kernel()
 def fill_places(
-    out: NDArray[np.int64],
-    first_place: int,
-    first_id: int,
-    rows: int,
-    block_rows: int,
-    window: int,
-    lead: int,
-    key: np.uint64,
+    out: Int64s, first_place: int, first_id: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
 ) -> None:
     """Write the ids at places first_place, first_place + 1, … of one shard's shuffled sequence into `out`."""
     blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
@@ -133,9 +126,7 @@ def fill_places(
 
 
 @kernel()
-def find_places(
-    out: NDArray[np.int64], ids: NDArray[np.int64], rows: int, block_rows: int, window: int, lead: int, key: np.uint64
-) -> None:
+def find_places(out: Int64s, ids: Int64s, rows: int, block_rows: int, window: int, lead: int, key: np.uint64) -> None:
     """Write the places of ids in one shard's shuffled sequence into `out`: the inverse of `fill_places`.
 
     ids: relative to the shard's first, 0 … rows - 1.
@@ -154,7 +145,7 @@ def find_places(
 @kernel()
 def window_at(
     number: int, rows: int, block_rows: int, window: int, lead: int, key: np.uint64
-) -> tuple[int, int, NDArray[np.int64]]:
+) -> tuple[int, int, Int64s]:
     """Return first and end of the places in one shard's window `number`, and its blocks within the shard."""
     blocks, missing, short_turn, blocks_key = _blocks_of(rows, block_rows, key)
     first_turn, end_turn = _turns_of(number, window, lead, blocks)

@@ -8,10 +8,10 @@ from operator import attrgetter
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.mixed_rows import MixedRows
-from .order import ALL, Order, Window
+from .order import Order, Window
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ class MixedOrder(Order):
         shards, rows = self._shards_of_rank(rank, world), self.rows.about.kept // self.canonical_shards
         return range(shards.start * rows, shards.stop * rows)
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = ALL) -> NDArray[np.int64]:
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> Int64s:
         self._check_position(epoch, step)
         places = [divmod(self.draw(epoch, step), part.steps_per_epoch) for part in self.parts]
         shares = [each.batch_ids(*place, rank, world) for each, place in zip(self.parts, places, strict=True)]
         first = np.repeat(self.rows.first_id[:-1], [len(share) for share in shares])
-        return self.rows.positions(first + np.concatenate(shares))[part]
+        return self.rows.positions(first + np.concatenate(shares))
 
     def draw(self, epoch: int, step: int) -> int:
         return epoch * self.steps_per_epoch + step  # a part may meet a sample twice in an epoch

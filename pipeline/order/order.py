@@ -12,8 +12,8 @@ from operator import attrgetter
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.selection import Selection
 from .bijection import fill_places, find_places, shard_key, window_at
 
@@ -29,8 +29,6 @@ MIN_ROWS_PER_STEP = 16
 MIN_LEFT = 2
 """Minimum ids that a step keeps of each shard, and of each piece of a batch, beside holes: one alone has no negatives,
 and no deviation for a batch norm."""
-
-ALL = slice(None)
 
 FEW_SHARDS, MANY_SHARDS = 8, 64
 """Canonical shards by default, for a small dataset and at most. An epoch ends with the shortest shard, which may lack
@@ -66,7 +64,7 @@ class Window:
     first_step: int
     last_step: int
     """Inclusive. Both steps serve ids of these blocks, and no step outside the range does."""
-    blocks: NDArray[np.int64]
+    blocks: Int64s
     """Block numbers, ascending, counted over all shards: block k begins at id k * block_rows."""
 
 
@@ -132,9 +130,8 @@ class Order:
 
         The window is the widest allowed, 2 * canonical_shards, or the widest whose blocks hold at least one step's ids
         of a shard. Live blocks take about two thirds of the memory; the rest is for reading ahead. A windowed order has
-        at most 8 shards by default: the windows of more would have many small blocks, each a file of a snapshot.
-        If the memory is too small even for windows of one block, the order needs the least possible: compare its
-        `live_rows`.
+        at most 8 shards by default: the windows of more would have many small blocks, each a file of a snapshot. If the
+        memory is too small even for windows of one block, the order needs the least possible: compare its `live_rows`.
         """
         order = cls.create(samples, batch_size, seed, canonical_shards)
         if order.live_rows <= rows:
@@ -208,16 +205,16 @@ class Order:
         shards = self._shards_of_rank(rank, world)
         return range(self.shard_ids(shards[0]).start, self.shard_ids(shards[-1]).stop)
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = ALL) -> NDArray[np.int64]:
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> Int64s:
         """Return the ids that `rank` of `world` serves at `step` (from 0) of `epoch`: int64 [batch_size / world].
 
         Ids are ordered by canonical shard, so the ranks' ids, concatenated, are the batch of a single rank. The
-        array is shared by all callers and must not be changed. part: which of the rank's places to return.
+        array is shared by all callers and must not be changed.
         Raises ValueError for a step beyond the epoch, or a world that does not divide the canonical shards.
         """
-        return _batch_ids(self, epoch, step, rank, world)[part]
+        return _batch_ids(self, epoch, step, rank, world)
 
-    def places_of(self, ids: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+    def places_of(self, ids: Int64s, epoch: int) -> Int64s:
         """Return the ids' places in an epoch's sequences of their canonical shards, int64 [m], any ids: O(1) for each.
 
         Step s serves the places from s * rows_per_step on; none serves the last few of a shard. Inverts `batch_ids`.
@@ -227,14 +224,13 @@ class Order:
             raise ValueError(f"ids {ids.min():,} to {ids.max():,} of {self.samples:,} samples")
         places, shards = np.empty(len(ids), np.int64), ids // self.shard_rows
         for shard in np.unique(shards).tolist():
-            here, of_shard = shards == shard, self.shard_ids(shard)
-            found, within = np.empty(np.count_nonzero(here), np.int64), ids[here] - of_shard.start
-            layout = len(of_shard), self.block_rows, self.window_blocks, self._lead(shard)
-            find_places(found, within, *layout, self._key(shard, epoch))
+            here = shards == shard
+            found, within = np.empty(np.count_nonzero(here), np.int64), ids[here] - self.shard_ids(shard).start
+            find_places(found, within, *self._shuffle(shard, epoch))
             places[here] = found
         return places
 
-    def first_uses(self, ids: NDArray[np.int64], epochs: int) -> NDArray[np.int64]:
+    def first_uses(self, ids: Int64s, epochs: int) -> Int64s:
         """Return the number of steps done before the first one that serves each id, int64 [m].
 
         An epoch leaves a few ids out; for one that none of the `epochs` serves, it is the number of all their steps.
@@ -249,7 +245,7 @@ class Order:
                 break
         return uses
 
-    def refuse_thin_steps(self, holes: NDArray[np.int64], first_step: int, total_steps: int, pieces: int = 1) -> None:
+    def refuse_thin_steps(self, holes: Int64s, first_step: int, total_steps: int, pieces: int = 1) -> None:
         """Raise ValueError if a step keeps fewer than two ids of a canonical shard, or of a piece, beside holes.
 
         holes: ids, int64 [m]. Looks at the steps first_step … total_steps - 1, counted over all epochs. pieces: of a
@@ -286,11 +282,11 @@ class Order:
         return merge(*of_shards, key=attrgetter("first_step"))
 
     def _windows_of_shard(self, shard: int, epoch: int) -> Iterator[Window]:
-        rows, lead, key = len(self.shard_ids(shard)), self._lead(shard), self._key(shard, epoch)
+        rows, _, _, lead, _ = shuffle = self._shuffle(shard, epoch)
         blocks, last_step = -(-rows // self.block_rows), self.steps_per_epoch - 1
         begins = min(last_step * self.rows_per_step, rows - self.rows_per_step)  # the last step
         for number in range((blocks - 1 + lead) // self.window_blocks + 1):
-            low, high, members = window_at(number, rows, self.block_rows, self.window_blocks, lead, key)
+            low, high, members = window_at(number, *shuffle)
             first_step = low // self.rows_per_step
             if first_step > last_step:
                 return
@@ -298,8 +294,10 @@ class Order:
             last = last_step if high > begins else (high - 1) // self.rows_per_step
             yield Window(first_step, last, np.sort(members))
 
-    def _key(self, shard: int, epoch: int) -> np.uint64:
-        return np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
+    def _shuffle(self, shard: int, epoch: int) -> tuple[int, int, int, int, np.uint64]:
+        """Return what the bijections take of a shard: its rows, the rows of a block, window, lead and key."""
+        key = np.uint64(shard_key(np.uint64(self.seed), np.uint64(epoch), np.uint64(shard)))
+        return len(self.shard_ids(shard)), self.block_rows, self.window_blocks, self._lead(shard), key
 
     def _lead(self, shard: int) -> int:
         """Return how many blocks shorter a shard's first window is, so that shards change windows at different steps.
@@ -368,10 +366,8 @@ class Order:
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}; epochs count from 0.")
         if not 0 <= step < self.steps_per_epoch:
-            raise ValueError(
-                f"step {step:,} is not in the epoch's steps 0 … {self.steps_per_epoch - 1:,}; "
-                "continue with the next epoch."
-            )
+            steps = f"0 … {self.steps_per_epoch - 1:,}"
+            raise ValueError(f"step {step:,} is not in the epoch's steps {steps}; continue with the next epoch.")
 
     def _shards_of_rank(self, rank: int, world: int) -> range:
         if world < 1 or self.canonical_shards % world:
@@ -386,54 +382,16 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Selected:
-    """An order of selected samples' positions, as an order of their ids in the whole dataset, without the holes."""
+class Served:
+    """An order as loaders serve it: ids of the dataset, without holes, each batch in one piece or in several."""
 
     order: Order
-    selection: Selection
-    """Read at the first batch, so it may be written after construction."""
+    selection: Selection | None
+    """The samples that the order's ids are positions of; read at the first batch, so it may be written later."""
     samples: int
     """Number of samples in the dataset."""
-
-    @property
-    def seed(self) -> int:
-        return self.order.seed
-
-    @property
-    def batch_size(self) -> int:
-        return self.order.batch_size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.order.steps_per_epoch
-
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1, part: slice = ALL) -> NDArray[np.int64]:
-        """As `Order.batch_ids`, without the holes. Raises SelectionError if the selection cannot be read."""
-        places = self.order.batch_ids(epoch, step, rank, world, part)
-        return self.selection.ids_at(places[self.selection.are_present(places)])
-
-    def shares(self, epoch: int, step: int, world: int) -> tuple[int, ...] | None:
-        """Return the number of samples that each of `world` ranks serves at a step; None if all serve as many."""
-        if self.selection.without is None or world == 1:
-            return None
-        present = self.selection.are_present(self.order.batch_ids(epoch, step))
-        return tuple(np.count_nonzero(present.reshape(world, -1), axis=1).tolist())
-
-    def draw(self, epoch: int, step: int) -> int:
-        return self.order.draw(epoch, step)
-
-
-@dataclass(frozen=True)
-class Pieces:
-    """An order for a loader that serves each rank's share of a batch in several pieces, each like a step."""
-
-    order: Order | Selected
-    count: int
-    """Pieces per batch; divides a rank's share."""
-
-    @property
-    def samples(self) -> int:
-        return self.order.samples
+    pieces: int = 1
+    """Pieces per batch, each like a step to a loader; divides a rank's share."""
 
     @property
     def seed(self) -> int:
@@ -442,43 +400,42 @@ class Pieces:
     @property
     def batch_size(self) -> int:
         """Samples of a piece, over all ranks."""
-        return self.order.batch_size // self.count
+        return self.order.batch_size // self.pieces
 
     @property
     def steps_per_epoch(self) -> int:
         """Number of pieces in an epoch."""
-        return self.order.steps_per_epoch * self.count
+        return self.order.steps_per_epoch * self.pieces
 
-    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
-        """As `Order.batch_ids`, of the piece `step` of the epoch: int64 [batch_size / world], fewer with holes."""
-        step, piece = divmod(step, self.count)
-        rows = self.batch_size // world
-        part = slice(piece * rows, (piece + 1) * rows)  # of the places: a hole must not move a sample to another piece
-        return self.order.batch_ids(epoch, step, rank, world, part)
+    def batch_ids(self, epoch: int, step: int, rank: int = 0, world: int = 1) -> Int64s:
+        """As `Order.batch_ids`, of the piece `step`, without holes. Raises SelectionError if it cannot be read."""
+        step, piece = divmod(step, self.pieces)
+        rows = self.batch_size // world  # of places: a hole must not move a sample to another piece
+        places = self.order.batch_ids(epoch, step, rank, world)[piece * rows : (piece + 1) * rows]
+        return places if self.selection is None else self.selection.ids_at(places[self.selection.are_present(places)])
+
+    def shares(self, epoch: int, step: int, world: int) -> tuple[int, ...] | None:
+        """Return the number of samples that each of `world` ranks serves at a step; None if all serve as many."""
+        if self.selection is None or self.selection.without is None or world == 1:
+            return None
+        present = self.selection.are_present(self.order.batch_ids(epoch, step))
+        return tuple(np.count_nonzero(present.reshape(world, -1), axis=1).tolist())
 
     def draw(self, epoch: int, step: int) -> int:
-        return self.order.draw(epoch, step // self.count)
+        return self.order.draw(epoch, step // self.pieces)
 
 
-AnyOrder = Order | Pieces | Selected
+AnyOrder = Order | Served
 """The orders that a loader accepts."""
 
 
 @lru_cache(maxsize=32)  # the loader and the state store request the same steps, a few steps apart
-def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> NDArray[np.int64]:
+def _batch_ids(order: Order, epoch: int, step: int, rank: int, world: int) -> Int64s:
     order._check_position(epoch, step)
     shards = order._shards_of_rank(rank, world)
     ids = np.empty((len(shards), order.rows_per_step), dtype=np.int64)
     for row, shard in zip(ids, shards, strict=True):
-        of_shard, key = order.shard_ids(shard), order._key(shard, epoch)
-        fill_places(
-            row,
-            min(step * len(row), len(of_shard) - len(row)),
-            of_shard.start,
-            len(of_shard),
-            order.block_rows,
-            order.window_blocks,
-            order._lead(shard),
-            key,
-        )
+        of_shard = order.shard_ids(shard)
+        first_place = min(step * len(row), len(of_shard) - len(row))
+        fill_places(row, first_place, of_shard.start, *order._shuffle(shard, epoch))
     return ids.reshape(-1)

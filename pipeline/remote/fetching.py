@@ -60,10 +60,8 @@ class Fetcher:
     def _fetch(self, job: Fetch, ended: Event) -> None:
         data = job.address.read_range(job.start, job.stop - job.start, ended, job.version)
         if len(data) != job.stop - job.start:
-            raise ObjectStoreError(
-                f"{job.address} ends at byte {job.start + len(data):,}, before {job.stop:,}; it was "
-                "changed after the dataset was opened"
-            )
+            end = job.start + len(data)
+            raise ObjectStoreError(f"{job.address} ends at byte {end:,}; it was changed after the dataset was opened")
         job.store(data)
 
     def close(self) -> None:

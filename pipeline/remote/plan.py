@@ -5,8 +5,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Bools, Int64s
 from ..dataset.row_records import RECORD
 
 PAGE = 4096
@@ -16,8 +16,6 @@ RECORDS_PER_PAGE = PAGE // RECORD.itemsize
 MAX_GAP, MAX_TAR_GAP = PAGE, 64 << 10
 """Maximum gap in bytes between two samples that one request fetches together: in a .beton, and in a tar, which has its
 other members between them."""
-
-Ids = NDArray[np.int64]
 
 
 class Request(NamedTuple):
@@ -30,12 +28,12 @@ class Request(NamedTuple):
     """Exclusive."""
 
 
-def pages_of_rows(rows: Ids) -> Ids:
+def pages_of_rows(rows: Int64s) -> Int64s:
     """Return the pages of a .rows file with these records and the header, int64, ascending, without repeats."""
     return np.unique(np.append((rows + 1) // RECORDS_PER_PAGE, 0))
 
 
-def requests(starts: Ids, stops: Ids, *, max_gap: int | Ids, max_bytes: int) -> list[Request]:
+def requests(starts: Int64s, stops: Int64s, *, max_gap: int | Int64s, max_bytes: int) -> list[Request]:
     """Return ranges that cover all of these spans, int64 [k] each; neighbours share ranges of at most `max_bytes`.
 
     max_gap: in bytes, or int64 [k - 1]. Spans that are not ascending, which only a hostile file has, get one each.
@@ -53,13 +51,13 @@ def requests(starts: Ids, stops: Ids, *, max_gap: int | Ids, max_bytes: int) -> 
     return found
 
 
-def runs(apart: NDArray[np.bool_], count: int) -> list[tuple[int, int]]:
+def runs(apart: Bools, count: int) -> list[tuple[int, int]]:
     """Return first place and end of each run among `count` places; apart: whether the next begins one, [count - 1]."""
     cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), count]
     return list(pairwise(cuts))
 
 
-def grouped(numbers: Ids) -> Iterator[tuple[int, Ids]]:
+def grouped(numbers: Int64s) -> Iterator[tuple[int, Int64s]]:
     """Yield each number, int64 [b], ascending, with its places among them."""
     order = np.argsort(numbers, kind="stable")
     for places in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(numbers) else ():

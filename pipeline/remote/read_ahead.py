@@ -4,9 +4,9 @@ import threading
 
 import numpy as np
 
+from ...storage.arrays import Int64s
 from ..errors import DatasetError
 from .fetching import Fetcher
-from .plan import Ids
 from .samples import CachedSamples
 from .schedule import Due, Schedule
 
@@ -25,9 +25,8 @@ class ReadAhead:
 
     def __init__(self, samples: CachedSamples, schedule: Schedule) -> None:
         self._samples, self._schedule, self._closed = samples, schedule, False
-        self._lots, self._turn = 0, 1
-        self._fetcher = Fetcher("read-ahead")
-        self._bytes_a_row = max(1, int(samples.shard_bytes().sum()) // int(samples.blocks.starts[-1]))
+        self._turn, self._fetcher = threading.Lock(), Fetcher("read-ahead")
+        self._bytes_a_row = max(1, int(samples.beton_bytes().sum()) // int(samples.blocks.starts[-1]))
         self._lot_bytes = max(1, min(LOT_BYTES, samples.room.limit // 16))
         for number in range(THREADS):
             threading.Thread(target=self._run, name=f"thermopile-read-ahead-{number}", daemon=True).start()
@@ -47,75 +46,66 @@ class ReadAhead:
 
     def _run(self) -> None:
         try:
-            while lot := self._next_lot():
-                number, dues = lot
-                try:
-                    self._fetch(number, dues)
-                finally:
-                    self._end_turn(number)
+            while self._fetch_lot():
+                pass
         except BaseException as error:  # noqa: BLE001 (raised to the caller whose samples are missing)
             with self._samples.lock:
                 if not self._closed:
                     self._samples.failure = self._samples.failure or error
                 self._samples.notify_all()
 
-    def _next_lot(self) -> tuple[int, list[Due]] | None:
-        """Return the next blocks, with the number of their lot: lots take room one after the other."""
+    def _fetch_lot(self) -> bool:
+        """Fetch the records of the next blocks, then each block's samples as soon as there is room.
+
+        Lots take room one after the other. Returns False if there is none.
+        """
+        samples, entered = self._samples, list[Due]()
+        try:
+            with self._turn:
+                if not (lot := self._next_lot()):
+                    return False
+                ids = {due: samples.blocks.ids(due.block) for due in lot}
+                together, first_step = np.concatenate([*ids.values()]), lot[0].first_step
+                samples.bring_records_ahead(together, first_step, self._fetcher, self._has_ended)
+                for due in lot:
+                    try:
+                        size = samples.size_of(ids[due])
+                    except DatasetError:
+                        continue  # a damaged record, which the batch with this sample will raise
+                    if not self._enter(due, size):
+                        self._bring(entered, ids)  # rather than let these blocks wait for the next one's room
+                        if not self._wait_to_enter(due, size):
+                            continue
+                    entered.append(due)
+            self._bring(entered, ids)
+        finally:
+            self._leave(entered)
+        return True
+
+    def _next_lot(self) -> list[Due]:
         lot, size = list[Due](), 0
         with self._samples.lock:
             while not self._closed:
                 while size < self._lot_bytes and (due := self._schedule.take()) is not None:
                     lot.append(due)
                     size += self._bytes_a_row * int(np.diff(self._samples.blocks.starts[due.block : due.block + 2])[0])
-                if lot:
-                    self._lots += 1
-                    return self._lots, lot
-                if self._schedule.has_ended():
-                    break
+                if lot or self._schedule.has_ended():
+                    return lot
                 self._samples.room.changed.wait()
-        return None
+        return []
 
-    def _fetch(self, number: int, lot: list[Due]) -> None:
-        """Fetch a lot: the records of all its blocks, then each block's samples as soon as there is room."""
-        samples = self._samples
-        ids = {due: samples.blocks.ids(due.block) for due in lot}
-        together, first_step = np.concatenate([*ids.values()]), lot[0].first_step
-        samples.bring_records_ahead(together, first_step, self._fetcher, self._refuse_if_ended)
-        entered = list[Due]()
-        try:
-            for due in lot:
-                try:
-                    size = samples.size_of(ids[due])
-                except DatasetError:
-                    continue  # a damaged record, which the batch with this sample will raise
-                if not self._enter(number, due, size):
-                    self._bring(entered, ids)  # rather than let these blocks wait for the next one's room
-                    if not self._wait_to_enter(number, due, size):
-                        continue
-                entered.append(due)
-            self._end_turn(number)
-            self._bring(entered, ids)
-        finally:
-            self._leave(entered)
-
-    def _enter(self, number: int, due: Due, size: int) -> bool:
+    def _enter(self, due: Due, size: int) -> bool:
         with self._samples.lock:
-            if number > self._turn or not self._samples.room.take_ahead(due.block, size, due.first_step):
+            if not self._samples.room.take_ahead(due.block, size, due.first_step):
                 return False
             self._samples.room.enter([due.block], ahead=True)
             return True
 
-    def _end_turn(self, number: int) -> None:
-        with self._samples.lock:
-            if self._turn == number:
-                self._turn += 1
-                self._samples.room.changed.notify_all()
-
-    def _wait_to_enter(self, number: int, due: Due, size: int) -> bool:
+    def _wait_to_enter(self, due: Due, size: int) -> bool:
         """Wait until there is room for a block; return False if its window is over by then."""
         with self._samples.lock:
             while not (self._has_ended() or self._schedule.is_over(due)):
-                if self._enter(number, due, size):
+                if self._enter(due, size):
                     return True
                 self._samples.room.changed.wait()
         return False
@@ -123,11 +113,7 @@ class ReadAhead:
     def _has_ended(self) -> bool:
         return self._closed or self._samples.failure is not None
 
-    def _refuse_if_ended(self) -> None:
-        if self._has_ended():
-            raise RuntimeError("the reading ahead has ended")
-
-    def _bring(self, entered: list[Due], ids: dict[Due, Ids]) -> None:
+    def _bring(self, entered: list[Due], ids: dict[Due, Int64s]) -> None:
         """Fetch the samples of blocks that have room, then leave the blocks."""
         if not entered:
             return

@@ -1,7 +1,9 @@
 """The samples of a dataset in an object store, or their pictures, in a cache that fills on demand."""
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cached_property, partial
 from itertools import count, groupby
 from operator import itemgetter
@@ -10,18 +12,18 @@ from threading import Condition, RLock
 from typing import Any, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Bools, Int64s
 from ...storage.bucket import Address
-from ...storage.files import open_own
-from ..dataset.files import Hold, TarFiles
+from ...storage.files import RegularFile, open_own, user_cache
+from ...storage.lock import own_folder
+from ..dataset.files import DatasetFiles, Hold, TarFiles
 from ..dataset.index import MAX_TAR_BYTES, SHARD_FOLDER, DatasetIndex
-from ..dataset.raw_bytes import Descriptor
 from ..dataset.shard import OpenFiles, Shard
 from ..dataset.stored_sample import Located
 from ..errors import DatasetError
 from .fetching import Fetch, Fetcher, WaitClock, write
-from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, Ids, grouped, pages_of_rows, requests, runs
+from .plan import MAX_GAP, MAX_TAR_GAP, PAGE, grouped, pages_of_rows, requests, runs
 from .room import Room
 from .schedule import Blocks, Schedule
 
@@ -44,21 +46,21 @@ class Contents:
         self.number, self.file = number, file
         self._keys, self._at = _LAST, np.array([ABSENT])
 
-    def find(self, keys: Ids) -> Ids:
+    def find(self, keys: Int64s) -> Int64s:
         """Return the offset of each key, int64 [k]; ABSENT, or COMING while somebody fetches it."""
         places = np.searchsorted(self._keys, keys)
         return np.where(self._keys[places] == keys, self._at[places], ABSENT)
 
-    def claim(self, keys: Ids) -> None:
+    def claim(self, keys: Int64s) -> None:
         """Add absent keys, int64 [k], ascending, as COMING."""
         places = np.searchsorted(self._keys, keys)
         self._keys, self._at = np.insert(self._keys, places, keys), np.insert(self._at, places, COMING)
 
-    def put(self, keys: Ids, at: Ids | int) -> None:
+    def put(self, keys: Int64s, at: Int64s | int) -> None:
         """Record the offsets of claimed keys."""
         self._at[np.searchsorted(self._keys, keys)] = at
 
-    def release(self, keys: Ids) -> None:
+    def release(self, keys: Int64s) -> None:
         """Remove those keys that are still COMING."""
         places = np.searchsorted(self._keys, keys)
         gone = places[self._at[places] == COMING]
@@ -66,32 +68,42 @@ class Contents:
             self._keys, self._at = np.delete(self._keys, gone), np.delete(self._at, gone)
 
 
-_Parts: TypeAlias = list[tuple[Contents, Ids]]
+_Parts: TypeAlias = list[tuple[Contents, Int64s]]
 """Samples of blocks, by id, or pages of shards' records, by number, ascending."""
-_Jobs: TypeAlias = tuple[list[Fetch], list[Ids]]
+_Jobs: TypeAlias = tuple[list[Fetch], list[Int64s]]
 """Requests, and where each part will be."""
 _JobsOf: TypeAlias = Callable[[_Parts], _Jobs]
 
 
-class CachedSamples:
-    """Fetches samples into files of blocks, and drops them by blocks. Records stay, 64 bytes a sample. Thread-safe."""
+def cache_root() -> Path:
+    """Return the folder of all caches, one for each process: $THERMOPILE_CACHE, else the user's usual cache folder."""
+    return Path(os.environ.get("THERMOPILE_CACHE") or user_cache())
+
+
+class CachedSamples(DatasetFiles):
+    """Fetches samples into files of blocks, and drops them by blocks. Records stay, 64 bytes a sample. Thread-safe.
+
+    The files are in this object's own cache folder, which is removed with it. Nothing outlives the process: it reads
+    only bytes that it fetched itself.
+    """
 
     def __init__(
         self,
-        shards: Address | None,
-        tars: TarFiles | None,
-        folder: Callable[[], Path],
+        folder: Path,
         index: DatasetIndex,
-        sizes: Mapping[str, int],
+        tars: TarFiles | None,
         open_shard: Callable[[int], Shard],
+        shards: Address | None = None,
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
-        """shards: address of the files named in `sizes` with their bytes; None, and no sizes, if they are on disk.
+        """folder: of what is not fetched. tars: None if they are on disk, or there are none.
 
-        tars: None if they are on disk, or there are none. folder: the cache's, which is made when needed.
-        open_shard: returns a shard whose records' header is cached.
+        open_shard: returns a shard whose records' header is cached. shards: address of the files named in `sizes` with
+        their bytes; None, and no sizes, if they are on disk.
         """
-        self._shards, self._tars, self.sizes = shards, tars, sizes
-        self._folder, self._index, self._open_shard = folder, index, open_shard
+        super().__init__(folder)
+        self._shards, self._tars, self.sizes = shards, tars, sizes or {}
+        self._index, self._open_shard = index, open_shard
         self._tokens_bytes = 4 * index.tokenizer.context_length if index.tokenizer else 0
         self.first_id = np.array(index.first_id, np.int64)
         self.on_disk = range(0)
@@ -102,7 +114,7 @@ class CachedSamples:
         self._files = count()
         self._contents: dict[int, Contents] = {}
         self._records: dict[int, Contents] = {}
-        self._opened = OpenFiles(lambda file: Descriptor(self._path(file), os.O_NOFOLLOW))
+        self._opened = OpenFiles(lambda file: RegularFile(self._path(file), os.O_NOFOLLOW))
         self.blocks = Blocks.without_order(index.n)
         self.room = Room(self.lock, DEFAULT_BYTES, self._drop)
         self.failure: BaseException | None = None
@@ -111,6 +123,19 @@ class CachedSamples:
     @cached_property
     def _fetcher(self) -> Fetcher:
         return Fetcher("fetch")
+
+    @cached_property
+    def cache(self) -> Path:
+        """The cache's folder, which is made when it is needed."""
+        with self.lock:
+            if (made := self.__dict__.get("cache")) is not None:  # another thread made it meanwhile
+                return Path(made)
+            open_folder = ExitStack()
+            folder = open_folder.enter_context(own_folder(cache_root(), "dataset-"))
+            weakref.finalize(self, open_folder.close)
+            (folder / SHARD_FOLDER).mkdir()
+            (folder / BLOCKS).mkdir()
+            return folder
 
     def follow(self, blocks: Blocks, limit: int, schedule: Schedule) -> None:
         """From now on, keep these blocks within `limit` bytes, and drop first the block that the schedule needs last.
@@ -121,7 +146,7 @@ class CachedSamples:
             raise RuntimeError("samples have been read already; announce the windows first")
         self.blocks, self.room = blocks, Room(self.lock, limit, self._drop, schedule)
 
-    def hold(self, ids: Ids) -> Hold:
+    def hold(self, ids: Int64s) -> Hold:
         """Fetch the samples, int64 [b] within the dataset, and keep them until the result is released.
 
         Raises DatasetError for a damaged record, CacheTooSmallError, OSError including ObjectStoreError.
@@ -133,14 +158,14 @@ class CachedSamples:
         try:
             if self._are_missing(samples := self._in_blocks(ids)):
                 with self.clock.waiting():
-                    self.bring_records(ids)
+                    self.bring_records_of(ids)
                     self._complete(samples, self._sample_jobs)
         except BaseException:
             held.release()
             raise
         return held
 
-    def placed(self, located: Located, ids: Ids, tokens_of: Ids) -> Located:
+    def placed(self, located: Located, ids: Int64s, tokens_of: Int64s) -> Located:
         """Return `located` with the places in the cache of held samples' pictures, and of these or others' tokens.
 
         ids, tokens_of: int64 [b]. What is on disk stays where it is.
@@ -154,17 +179,20 @@ class CachedSamples:
             tokens_at=np.where(tokens, tokens_at.astype(np.uint64), located.tokens_at),
         )
 
-    def opened(self, place: int) -> Descriptor:
+    def opened(self, place: int) -> RegularFile:
         """Return the file of a place from `placed`, for `pread`, open as long as the caller keeps it."""
         return self._opened[-2 - place]
 
-    def bring_records(self, ids: Ids) -> None:
+    def prepare(self, shard: int) -> None:
+        if self._shards is not None:
+            self._complete([(self._records_of(shard), np.zeros(1, np.int64))], self._page_jobs)
+
+    def bring_records(self, shard: int) -> None:
+        self.bring_records_of(np.arange(*self.first_id[shard : shard + 2]))
+
+    def bring_records_of(self, ids: Int64s) -> None:
         """Fetch the records of samples, int64 [b], with the headers of their shards."""
         self._complete(self._in_pages(ids), self._page_jobs)
-
-    def prepare(self, shard: int) -> None:
-        """Create the file of a shard's records, unless it exists, with its header."""
-        self._complete([(self._records_of(shard), np.zeros(1, np.int64))], self._page_jobs)
 
     def records_came(self, shard: int) -> None:
         """Note that a shard's file of records is on disk as a whole."""
@@ -173,30 +201,33 @@ class CachedSamples:
             contents.claim(missing := pages[contents.find(pages) == ABSENT])
             contents.put(missing, 0)
 
-    def shard_bytes(self) -> Ids:
+    def seconds_waited(self) -> float:
+        return self.clock.seconds()
+
+    def beton_bytes(self) -> Int64s:
         """Return the bytes of each shard's samples, int64 [shards]; in tars, a mean share of them."""
         rows, size = np.diff(self.first_id), np.zeros(len(self.first_id) - 1, np.int64)
         if self._shards is not None:
             size += [self.sizes[self._index.shard_name(shard, "beton")] for shard in range(len(rows))]
         return size + rows * (sum(self._tars.sizes) // self._index.n) if self._tars else size
 
-    def bring_ahead(self, ids: Ids, fetcher: Fetcher) -> None:
+    def bring_ahead(self, ids: Int64s, fetcher: Fetcher) -> None:
         """Fetch samples for which the caller has taken room, except samples that others are fetching.
 
         The others may be waiting for the caller's room.
         """
         self._fetch(self._claim(self._in_blocks(ids), wait=False), self._sample_jobs, fetcher)
 
-    def bring_records_ahead(self, ids: Ids, first_step: int, fetcher: Fetcher, check: Callable[[], None]) -> None:
+    def bring_records_ahead(self, ids: Int64s, first_step: int, fetcher: Fetcher, ended: Callable[[], bool]) -> None:
         """Fetch records of samples that a window from `first_step` on needs, as soon as there is room for them.
 
-        check: called before each look for room; raises to end the wait.
+        ended: asked before each look for room; ends the wait by a RuntimeError.
         """
         pages = self._in_pages(ids)
-        while claimed := self._claim_ahead(pages, first_step, check):
+        while claimed := self._claim_ahead(pages, first_step, ended):
             self._fetch(claimed, partial(self._page_jobs, paid=True), fetcher)
 
-    def size_of(self, ids: Ids) -> int:
+    def size_of(self, ids: Int64s) -> int:
         """Return the bytes that samples take in their block's file; their records are cached already.
 
         Raises DatasetError for a damaged record.
@@ -211,7 +242,7 @@ class CachedSamples:
 
     # Claims: each part is fetched by the first who needs it.
 
-    def _in_blocks(self, ids: Ids) -> _Parts:
+    def _in_blocks(self, ids: Int64s) -> _Parts:
         """Return samples, int64 [b], of blocks that the caller has entered."""
         ids = np.unique(ids)
         with self.lock:
@@ -224,7 +255,7 @@ class CachedSamples:
             self._contents[number] = contents
         return self._contents[number]
 
-    def _in_pages(self, ids: Ids) -> _Parts:
+    def _in_pages(self, ids: Int64s) -> _Parts:
         return [
             (self._records_of(shard), pages_of_rows(ids[places] - self.first_id[shard]))
             for shard, places in grouped(self._shards_of(ids))
@@ -263,17 +294,17 @@ class CachedSamples:
                 self._changed.wait()
             return []
 
-    def _claim_ahead(self, pages: _Parts, first_step: int, check: Callable[[], None]) -> _Parts:
+    def _claim_ahead(self, pages: _Parts, first_step: int, ended: Callable[[], bool]) -> _Parts:
         """Claim pages once there is room. Until then callers, who may hold the room, need not wait for these pages."""
         with self.lock:
-            while True:
-                check()
+            while not ended():
                 claimed = self._claim(pages)
                 size = PAGE * sum(len(numbers) for _, numbers in claimed)
                 if self.room.take_ahead(None, size, first_step):
                     return claimed
                 self._release(claimed)
                 self.room.changed.wait()
+        raise RuntimeError("the reading ahead has ended")
 
     def _release(self, claimed: _Parts) -> None:
         """Leave claimed parts that have not come to others."""
@@ -298,7 +329,7 @@ class CachedSamples:
         jobs, shards = list[Fetch](), cast(Address, self._shards)
         for contents, pages in claimed:
             name = self._index.shard_name(contents.number, "rows")
-            path, size = self._folder() / SHARD_FOLDER / name, self.sizes[name]
+            path, size = self.cache / SHARD_FOLDER / name, self.sizes[name]
             _make(path, size)
             if not paid:
                 self.room.take(None, PAGE * len(pages))
@@ -328,7 +359,7 @@ class CachedSamples:
             jobs.append(Fetch(*self._object(start >> _OFFSET_BITS), low, low + stop - start, store))
         return jobs, ends
 
-    def _sources(self, ids: Ids) -> tuple[Ids, Ids]:
+    def _sources(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """Return the positions of samples' pictures and tokens (see _OFFSET_BITS), and their bytes: int64 [2, k] each.
 
         What is on disk has 0 bytes. Raises DatasetError for a damaged record.
@@ -341,7 +372,7 @@ class CachedSamples:
             sizes[:, places] = records["jpeg_bytes"], self._tokens_bytes * records["captions"].astype(np.int64)
         return (objects << _OFFSET_BITS) + starts, sizes * self._are_fetched(ids, objects)
 
-    def _are_fetched(self, ids: Ids, objects: Ids) -> NDArray[np.bool_]:
+    def _are_fetched(self, ids: Int64s, objects: Int64s) -> Bools:
         """Return which pictures or tokens are fetched; objects: their tars, or negative in a .beton, int64 [..., b]."""
         of_shards = (ids < self.on_disk.start) | (ids >= self.on_disk.stop)
         return np.where(objects < 0, of_shards & (self._shards is not None), self._tars is not None)
@@ -353,7 +384,7 @@ class CachedSamples:
         tars: Any = self._tars
         return tars.root / tars.names[number], tars.versions[number]
 
-    def _write(self, files: Ids, at: Ids, starts: Ids, stops: Ids, data: bytes) -> None:
+    def _write(self, files: Int64s, at: Int64s, starts: Int64s, stops: Int64s, data: bytes) -> None:
         """Write parts of an answer to blocks: file, offset in it, start and end in the answer, int64 [k] each."""
         apart = (files[1:] != files[:-1]) | (starts[1:] != stops[:-1]) | (np.diff(at) != np.diff(starts))
         pieces = [(files[low], (int(at[low]), starts[low], stops[high - 1])) for low, high in runs(apart, len(files))]
@@ -363,9 +394,9 @@ class CachedSamples:
     # Places in the cache.
 
     def _path(self, file: int) -> Path:
-        return self._folder() / BLOCKS / str(file)
+        return self.cache / BLOCKS / str(file)
 
-    def _find(self, ids: Ids) -> tuple[Ids, Ids]:
+    def _find(self, ids: Int64s) -> tuple[Int64s, Int64s]:
         """Return the place of each sample's file, -1 if there is none, and where its picture ends and tokens begin."""
         files, ends = np.full((2, ids.size), -1)
         with self.lock:
@@ -380,7 +411,7 @@ class CachedSamples:
             self._opened.forget(contents.file)
             self._path(contents.file).unlink(missing_ok=True)
 
-    def _shards_of(self, ids: Ids) -> Ids:
+    def _shards_of(self, ids: Int64s) -> Int64s:
         return np.searchsorted(self.first_id, ids, side="right") - 1
 
 

@@ -1,18 +1,17 @@
 """The blocks of samples that a cache keeps and drops as a whole, and which of them coming windows need when."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from ..order.order import Order, Selected, Window
-from .plan import Ids
+from ...storage.arrays import Int64s
+from ...storage.selection import Selection
+from ..order.order import AnyOrder, Order, Served, Window
 
 ROWS_WITHOUT_ORDER = 1024
 
@@ -24,42 +23,42 @@ class Blocks:
     The others, which the order never reads, are in blocks that follow, one after each of these.
     """
 
-    starts: Ids
+    starts: Int64s
     """int64 [blocks + 1], from 0 to the dataset's number of samples."""
-    order: Order | Selected | None = None
+    order: Order | None = None
+    selection: Selection | None = None
+    """Whose positions the order serves; None: all samples."""
 
     @classmethod
-    def without_order(cls, samples: int) -> Blocks:
+    def without_order(cls, samples: int) -> Self:
         """Return small blocks, for readers in any order."""
         return cls(np.append(np.arange(0, samples, ROWS_WITHOUT_ORDER), samples))
 
     @classmethod
-    def of(cls, order: Order | Selected) -> Blocks:
-        positions = order.order if isinstance(order, Selected) else order
-        firsts = np.arange(0, positions.samples, positions.block_rows)
-        samples = order.samples
-        if isinstance(order, Selected):
-            firsts = np.array(order.selection.ids_at(firsts))
+    def of(cls, served: AnyOrder) -> Self:
+        order, selection = (served.order, served.selection) if isinstance(served, Served) else (served, None)
+        firsts = np.arange(0, order.samples, order.block_rows)
+        if selection is not None:
+            firsts = np.array(selection.ids_at(firsts))
             firsts[0] = 0
-        return cls(np.append(firsts, samples), order)
+        return cls(np.append(firsts, served.samples), order, selection)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def of_ids(self, ids: Ids) -> Ids:
+    def of_ids(self, ids: Int64s) -> Int64s:
         """Return the block of each id, int64 [b]."""
         blocks = np.searchsorted(self.starts, ids, side="right") - 1
-        if isinstance(self.order, Selected):
-            blocks += len(self) * ~self.order.selection.are_trained(ids)
+        if self.selection is not None:
+            blocks += len(self) * ~self.selection.are_trained(ids)
         return blocks
 
-    def ids(self, block: int) -> Ids:
+    def ids(self, block: int) -> Int64s:
         """Return a block's ids to read, int64 [k], ascending."""
-        if isinstance(self.order, Selected):
-            order, selection = self.order.order, self.order.selection
-            first = block * order.block_rows
-            positions = np.arange(first, min(first + order.block_rows, order.samples))
-            return np.array(selection.ids_at(positions[selection.are_present(positions)]))
+        if self.order is not None and self.selection is not None:
+            first = block * self.order.block_rows
+            positions = np.arange(first, min(first + self.order.block_rows, self.order.samples))
+            return np.array(self.selection.ids_at(positions[self.selection.are_present(positions)]))
         return np.arange(self.starts[block], self.starts[block + 1])
 
 

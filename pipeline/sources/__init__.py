@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel
 
+from ...storage.arrays import Int32s, Int64s
 from ..dataset.index import Tars
 from ..errors import BadSampleError, SourceError
 from .caption_lengths import MEASURED_ON, CaptionLengths, measure
 from .shards import in_runs, listings, shard_count
 
+HUB = "hf://datasets/"
+"""Begins the address of a data set on Hugging Face's hub."""
 NEVER = 1 << 63
 """A time after all others, in nanoseconds since 1970."""
 RUN = 1_000
@@ -112,13 +114,13 @@ class ClassGroups(NamedTuple):
 
     The empty name stands for samples without a class; their Sample.group is None.
     """
-    of_sample: NDArray[np.int32]
+    of_sample: Int32s
     """int32 [n]: index into names."""
 
 
-Draw = Callable[[int, ClassGroups | None], NDArray[np.int64]]
+Draw = Callable[[int, ClassGroups | None], Int64s]
 """Given the number of samples and their classes, returns the sorted places of those to convert."""
-Selection = NDArray[np.int64] | Draw | None
+Selection = Int64s | Draw | None
 """Sorted source indices, int64 [samples], or for tars a rule; None for all."""
 
 
@@ -162,7 +164,7 @@ class Facts(BaseModel, frozen=True, extra="forbid"):
 class Work(NamedTuple):
     """The samples of a shard in their order, int64 [k]."""
 
-    indices: NDArray[np.int64]
+    indices: Int64s
     unchanged_since: int = NEVER
     """In nanoseconds since 1970. A picture file changed later is refused."""
     rows: Any = None
@@ -177,8 +179,8 @@ class Work(NamedTuple):
 class Source:
     """Samples to convert, sent to the worker processes: it must be compact and picklable.
 
-    A source with random access implements `__len__`, `__getitem__`, `uri`, `key` and `describe`; source[i] raises
-    BadSampleError if sample i cannot be read. A source that is read in order, as tars are, implements `extent`,
+    A source with random access implements `__len__`, `__getitem__`, `uri` and `describe`, mostly `key` too; source[i]
+    raises BadSampleError if sample i cannot be read. A source that is read in order, as tars are, implements `extent`,
     `facts`, `training_captions`, `works`, `read`, `some` and `describe` instead. The rest is inherited.
     """
 
@@ -206,8 +208,8 @@ class Source:
         raise NotImplementedError
 
     def key(self, index: int) -> str:
-        """Return the source's own name for sample i."""
-        raise NotImplementedError
+        """Return the source's own name for sample i; by default its number."""
+        return str(index)
 
     def describe(self) -> dict[str, Any]:
         """Return dataset.json's record of the source, as JSON values.
@@ -250,7 +252,7 @@ class Source:
         names = ((isinstance(sample, Sample) and sample.group) or "" for sample in samples)
         return groups_by_name(binary_arrays(name.encode() for name in names))
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
+    def captions(self, indices: Int64s) -> Iterable[str]:
         """Yield all captions of these samples, to train a tokenizer; none if the mode is `images`.
 
         Unreadable captions are skipped. Reads the samples; override it where captions are known without the pictures.
@@ -258,7 +260,7 @@ class Source:
         for each in self.read(self.work(indices)) if self.mode != "images" else ():
             yield from each.sample.captions if isinstance(each.sample, Sample) else ()
 
-    def chunks(self) -> NDArray[np.int64] | None:
+    def chunks(self) -> Int64s | None:
         """Return prefix sums, int64 [chunks + 1], of chunks whose samples are cheap only if read in sequence.
 
         None if random access costs the same.
@@ -331,7 +333,7 @@ class Source:
         for indices in listings(len(self), asked.selection, self.chunks(), asked.seed, shards, picture_bytes=size):
             yield self.work(indices, unchanged_since)
 
-    def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
+    def work(self, indices: Int64s, unchanged_since: int = NEVER) -> Work:
         """Return what a worker needs to read these samples."""
         return Work(indices, unchanged_since)
 
@@ -353,7 +355,7 @@ class Source:
             yield from source.read(source.work(np.array(places[start : start + run])))
 
 
-def _selected(source: Source, selection: Selection) -> Sequence[int] | NDArray[np.int64]:
+def _selected(source: Source, selection: Selection) -> Sequence[int] | Int64s:
     return selection if isinstance(selection, np.ndarray) else range(len(source))
 
 

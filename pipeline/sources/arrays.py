@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ...storage.arrays import Int64s, Uint8s
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import SourceError
 from . import NEVER, Account, ClassGroups, Read, Sample, Source, Work
@@ -29,14 +30,17 @@ class ArraysSource(Source):
 
     files: an .npz; or a .npy or idx file of the pictures, and perhaps one of their classes: integers, [n] or [n, 1].
     image, group: names of arrays in an .npz, separated by `;`, the first that exists. group None: no classes.
-    Raises SourceError if a file or an array is none of these, damaged or above MAX_BYTES, or a name does not exist.
+    Raises SourceError if a file or an array is none of these, damaged or above MAX_BYTES, or a name is of no array.
     """
 
     mode = "images"
+    _pixels: Uint8s
 
     def __init__(self, files: Sequence[AnyPlace], *, image: str = _IMAGE, group: str | None = _GROUP) -> None:
         self.files, self.unused = [*map(place_of, files)], Account()
         (place, pixels), *labels = (found for file in self.files for found in self._read(file, image, group))
+        if (image, group) != (_IMAGE, _GROUP) and {place, *dict(labels)} <= {*map(str, self.files)}:
+            raise SourceError(f"--image and --group name arrays of an .npz, which {place} is not; leave them out")
         shape = pixels.shape[:3] if pixels.shape[3:] == (1,) else pixels.shape
         is_one = len(shape) == 3 and shape[2] in (3, 4)  # a single picture in colour, not rows that are pictures
         if pixels.dtype != np.uint8 or 0 in shape or len(shape) not in (3, 4) or shape[3:] not in ((), (3,)) or is_one:
@@ -62,17 +66,14 @@ class ArraysSource(Source):
     def __getitem__(self, index: int) -> Sample:
         return self._sample(index, self._pixels[index])
 
-    def _sample(self, index: int, pixels: NDArray[np.uint8]) -> Sample:
+    def _sample(self, index: int, pixels: Uint8s) -> Sample:
         group = self._names[self._classes[index]]
         return Sample(self.uri(index), self.key(index), Image.fromarray(pixels), group=group or None)
 
     def uri(self, index: int) -> str:
         return f"{as_text(self.files[0].name)}/{index}"
 
-    def key(self, index: int) -> str:
-        return str(index)
-
-    def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
+    def work(self, indices: Int64s, unchanged_since: int = NEVER) -> Work:
         return Work(indices, unchanged_since, self._pixels[indices])
 
     def read(self, work: Work) -> Iterator[Read]:
@@ -124,7 +125,7 @@ def _refuse_large(size: int) -> None:
         raise ValueError(f"{size:,} bytes, above {MAX_BYTES:,}; divide it, and add the other parts with --append")
 
 
-def _idx(file: io.BufferedIOBase) -> NDArray[np.uint8]:
+def _idx(file: io.BufferedIOBase) -> Uint8s:
     """Read an idx file: two zero bytes, the type, the number of dimensions, each of these as >u4, the values."""
     start = file.read(4)
     if len(start) < 4 or start[2] != 8:

@@ -77,11 +77,8 @@ def measure(
         fits = (context for context in CONTEXTS if (lengths > context).mean() <= MAX_SHARE_CUT)
         context = context_length or next(fits, CONTEXTS[-1])
         share_cut = float((lengths > context).mean())
-        tried.append(
-            CaptionLengths(
-                size, context, tokenizer is not None, lengths.sum() / max(1, words.total()), share_cut, longest
-            )
-        )
+        a_word = lengths.sum() / max(1, words.total())
+        tried.append(CaptionLengths(size, context, tokenizer is not None, a_word, share_cut, longest))
         if share_cut <= MAX_SHARE_CUT:
             return tried[-1]
     return tried[0]

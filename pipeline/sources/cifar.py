@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 
+from ...storage.arrays import Int32s, Uint8s
 from ..errors import BadSampleError, SourceError
-from . import ClassGroups, Sample, Source
+from .arrays import ArraysSource
 from .listing import as_text, listing_digest, locate, read_regular_file
 from .restricted_pickle import PickledArray, load_restricted
 from .tar_members import BrokenTarError, members_of
@@ -27,7 +26,7 @@ PIXELS = 3 * SIDE * SIDE
 
 MAX_UNPACKED = 256 << 20
 """Limit of an unpacked archive; the largest of the four has 186 MB."""
-_Batch = tuple[NDArray[np.uint8], NDArray[np.int32]]
+_Batch = tuple[Uint8s, Int32s]
 """Pixels [n, PIXELS], and labels [n], each below the number of classes."""
 
 
@@ -48,15 +47,12 @@ class _Layout(NamedTuple):
 
 
 _TENTHS = tuple(f"data_batch_{i}" for i in range(1, 6))
+_BINARY_TENTHS = tuple(f"{name}.bin" for name in _TENTHS)
 _LAYOUTS = (
     _Layout("cifar-10 python", "batches.meta", _TENTHS, ("test_batch",), "label_names", "labels"),
     _Layout("cifar-100 python", "meta", ("train",), ("test",), "fine_label_names", "fine_labels"),
     _Layout(
-        "cifar-10 binary",
-        "batches.meta.txt",
-        tuple(f"{name}.bin" for name in _TENTHS),
-        ("test_batch.bin",),
-        label_bytes=1,
+        "cifar-10 binary", "batches.meta.txt", tuple(map("{}.bin".format, _TENTHS)), ("test_batch.bin",), label_bytes=1
     ),
     _Layout("cifar-100 binary", "fine_label_names.txt", ("train.bin",), ("test.bin",), label_bytes=2),
     _Layout("cifar-100 python", "meta", ("train",), ("test",), "coarse_label_names", "coarse_labels", 0, True),
@@ -64,19 +60,16 @@ _LAYOUTS = (
 )
 
 
-class CifarSource(Source):
+class CifarSource(ArraysSource):
     """The training set, or with `test` the test batch, held in memory: 150 MB for 50,000 pictures.
 
-    root: the downloaded .tar.gz, the folder in it, or that folder's parent. superclasses: whether the
-    classes are CIFAR-100's twenty superclasses, in place of its hundred classes.
-    Raises SourceError if root is none of these, a file is missing or damaged, or a pickle contains anything but plain
-    values and arrays.
+    root: the downloaded .tar.gz, the folder in it, or that folder's parent. superclasses: whether the classes are
+    CIFAR-100's twenty superclasses, in place of its hundred classes. Raises SourceError if root is none of these, a
+    file is missing or damaged, or a pickle contains anything but plain values and arrays.
     """
 
-    mode = "images"
-
     def __init__(self, root: Path, *, test: bool, superclasses: bool = False) -> None:
-        self.root, self.test = root, test
+        self.root, self.test, self.files = root, test, []
         files = _read_files(root, test)
         layout = _layout_of(root, files, superclasses)
         self._batches = layout.test if test else layout.train
@@ -85,16 +78,11 @@ class CifarSource(Source):
         self.kind = layout.kind
         self._names = _class_names(layout, files[layout.names_file])
         parts = [_read_batch(layout, name, files.pop(name), len(self._names)) for name in self._batches]
-        self._pixels = np.concatenate([pixels for pixels, _ in parts])
-        self._labels = np.concatenate([labels for _, labels in parts])
+        planes = np.concatenate([pixels for pixels, _ in parts])
+        self._pixels = planes.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
+        self._classes = np.concatenate([labels for _, labels in parts])
+        self._listing = listing_digest(self._classes, planes)
         self._first = np.cumsum([0] + [len(labels) for _, labels in parts])
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def __getitem__(self, index: int) -> Sample:
-        picture = Image.fromarray(self._pixels[index].reshape(3, SIDE, SIDE).transpose(1, 2, 0), "RGB")
-        return Sample(self.uri(index), self.key(index), picture, caption=None, group=self._names[self._labels[index]])
 
     def uri(self, index: int) -> str:
         return f"{as_text(self.root.name)}/{self.key(index)}"
@@ -103,27 +91,19 @@ class CifarSource(Source):
         batch, place = locate(self._first, index)
         return f"{self._batches[batch].removesuffix('.bin')}/{place}"
 
-    def groups(self) -> ClassGroups:
-        return ClassGroups(self._names, self._labels)
-
-    def stored_bytes(self) -> int:
-        return self._pixels.nbytes
-
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "root": as_text(self.root.resolve()),
             "split": "test" if self.test else "train",
-            "listing": listing_digest(self._labels, self._pixels),
+            "listing": self._listing,
         }
 
 
 def _read_batch(layout: _Layout, name: str, data: bytes, classes: int) -> _Batch:
     pixels, labels = (_binary if layout.label_bytes else _pickled)(layout, name, data)
     if len(labels) == 0 or pixels.shape != (len(labels), PIXELS):
-        raise SourceError(
-            f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; CIFAR has {PIXELS} for each"
-        )
+        raise SourceError(f"{name} holds pixels of shape {pixels.shape} for {len(labels):,} labels; each has {PIXELS}")
     if not 0 <= labels.min() <= labels.max() < classes:
         raise SourceError(f"{name} has labels {labels.min()} to {labels.max()} for {classes} classes")
     return pixels, labels
@@ -144,9 +124,7 @@ def _pickled(layout: _Layout, name: str, data: bytes) -> _Batch:
                 return array.uint8(), np.array(labels, np.int32)
             except (ValueError, OverflowError) as error:
                 raise SourceError(f"{name}: {error}") from error
-    raise SourceError(
-        f"{name} has no 'data' with integers in {layout.labels_key!r}; it is not a batch of {layout.kind}"
-    )
+    raise SourceError(f"{name} has no 'data' with integers in {layout.labels_key!r}; it is no batch of {layout.kind}")
 
 
 def _unpickled(name: str, data: bytes) -> object:

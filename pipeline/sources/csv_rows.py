@@ -17,12 +17,11 @@ from functools import partial
 from itertools import chain, islice, repeat
 from typing import Literal, NamedTuple, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ..errors import SourceError
+from .listing import WHOLE
 from .source_file import SourceFile
 
 MAX_ROW_BYTES = 16 << 20
@@ -51,20 +50,6 @@ class Listing(NamedTuple):
     """What the user should know about the choice of quoting."""
     unused: tuple[str, ...] = ()
     """Names of the columns that are not read."""
-
-
-def taken(rows: pa.Table, indices: NDArray[np.int64]) -> pa.Table:
-    """Return rows in the order of the indices, int64 [m]. `Table.take` would first copy the whole list."""
-    batches = rows.to_batches()
-    starts = np.cumsum([0, *map(len, batches)])
-    chunks = np.searchsorted(starts, indices, "right") - 1
-    order = np.argsort(chunks, kind="stable")
-    pieces = [
-        batches[chunks[places[0]]].take(pa.array(indices[places] - starts[chunks[places[0]]]))
-        for places in np.split(order, np.flatnonzero(np.diff(chunks[order])) + 1)
-        if len(places)
-    ]
-    return pa.Table.from_batches(pieces, rows.schema).combine_chunks().take(np.argsort(order, kind="stable"))
 
 
 class _UnfitError(SourceError):
@@ -154,9 +139,8 @@ class _Reading:
                         for place, row in enumerate(rows, start=number + 1):
                             if len(row) != columns:
                                 malformed.append(self._malformed(place, len(row), len(malformed)))
-                    batches.append(
-                        pa.record_batch([*map(self._column, repeat(sound), SCHEMA.names, places)], schema=SCHEMA)
-                    )
+                    found = map(self._column, repeat(sound), SCHEMA.names, places)
+                    batches.append(pa.record_batch([*found], schema=SCHEMA))
                     number += len(rows)
                     if len(batches) == BATCHES_AT_ONCE:
                         writer.write_table(pa.Table.from_batches(batches).combine_chunks())
@@ -184,9 +168,11 @@ class _Reading:
             values = [value.strip() for value in values]
         try:
             texts = pa.array(values, pa.large_string())
-            return (pc.utf8_trim_whitespace(texts) if name == "group" else texts).view(pa.large_binary())
+            if name == "group":
+                texts = pc.replace_substring_regex(pc.utf8_trim_whitespace(texts), WHOLE, r"\1")
+            return texts.view(pa.large_binary())
         except UnicodeEncodeError:  # bytes that are not UTF-8
-            named = [value.strip() if name == "group" else value for value in values]
+            named = [re.sub(WHOLE, r"\1", value.strip()) if name == "group" else value for value in values]
             return pa.array([value.encode("utf-8", "surrogateescape") for value in named], pa.large_binary())
 
     def _rows(self) -> Iterator[list[list[str]]]:
@@ -309,16 +295,10 @@ def _layout(opened: SourceFile, wanted: dict[str, str], separator: str | None, q
     if len(separator.encode()) != 1:
         raise SourceError(f"the separator {separator!r} is not one ASCII character")
 
+    style: Literal[0, 3] = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
+
     def split(separator: str) -> list[str]:
-        return next(
-            csv.reader(
-                [first],
-                delimiter=separator,
-                quoting=csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL,
-                skipinitialspace=True,
-            ),
-            [],
-        )
+        return next(csv.reader([first], delimiter=separator, quoting=style, skipinitialspace=True), [])
 
     try:
         header = [name.strip() for name in split(separator)]
@@ -346,9 +326,7 @@ def _missing(header: list[str], option: str, name: str, first: str, others: Sequ
             'pandas.read_json("FILE", lines=True).to_csv("list.csv", index=False)\''
         )
     if others and name not in header:
-        return f"has the column {name!r} if separated otherwise: pass --separator {others[0]!r}".replace(
-            "'\\t'", "$'\\t'"
-        )
+        return f"has column {name!r} if separated otherwise: pass --separator {others[0]!r}".replace("'\\t'", "$'\\t'")
     if data := [each for each in header if _PICTURE.search(each)]:
         web = " Its pictures are on the web: download them with img2dataset first." * ("://" in data[0])
         return (

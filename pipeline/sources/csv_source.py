@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import numpy as np
-from numpy.typing import NDArray
+import pyarrow as pa
 
+from ...storage.arrays import Int64s
 from ...storage.files import NotRegularFileError
 from ...storage.place import AnyPlace, Place, place_of
 from ..errors import BadSampleError, SourceError
 from . import NEVER, Account, BadSample, ClassGroups, Read, Sample, Source, Work
-from .csv_rows import SCHEMA, Quoting, read_list, taken
-from .listing import OBJECT, as_text, caption_text, estimated_bytes, groups_by_name, read_picture, resolved_text
+from .csv_rows import SCHEMA, Quoting, read_list
+from .listing import OBJECT, as_text, caption_texts, estimated_bytes, groups_by_name, read_picture, resolved_text
 from .source_file import SourceFile
 
 _TRIED_PICTURES = 100
@@ -73,8 +73,7 @@ class CsvSource(Source):
         return self._sample(index, self._row(index), NEVER)
 
     def _row(self, index: int) -> dict[str, bytes | None]:
-        row: dict[str, bytes | None] = self._rows.slice(index, 1).to_pylist()[0]
-        return row
+        return dict(self._rows.slice(index, 1).to_pylist()[0])
 
     def _sample(self, index: int, row: dict[str, bytes | None], unchanged_since: int) -> Sample:
         if row["problem"] is not None:
@@ -84,7 +83,7 @@ class CsvSource(Source):
         return Sample(as_text(row["image"] or b""), str(index), picture, captions[0], group, captions[1:])
 
     def _captions(self, raw: bytes | None) -> tuple[str, ...]:
-        return (caption_text(raw),)
+        return caption_texts([raw])
 
     def _picture(self, name: bytes, unchanged_since: int) -> bytes:
         try:
@@ -114,14 +113,17 @@ class CsvSource(Source):
                 return f"; {as_text(stem + other)} exists: write the suffix in the list as it is on disk"
         return "; nor with slashes in place of its backslashes" if b"\\" in name else ""
 
+    def _taken(self, indices: Int64s, columns: list[str] | None = None) -> pa.Table:
+        """Return rows in the order of the indices. A table's own `take` would first copy the whole list."""
+        from pyarrow.dataset import dataset  # late, since it imports pandas
+
+        return dataset(self._rows).take(indices, columns=columns)
+
     def uri(self, index: int) -> str:
         return as_text(self._row(index)["image"] or b"")
 
-    def key(self, index: int) -> str:
-        return str(index)
-
-    def work(self, indices: NDArray[np.int64], unchanged_since: int = NEVER) -> Work:
-        return Work(indices, unchanged_since, taken(self._rows, indices))
+    def work(self, indices: Int64s, unchanged_since: int = NEVER) -> Work:
+        return Work(indices, unchanged_since, self._taken(indices))
 
     def read(self, work: Work) -> Iterator[Read]:
         for index, row in zip(work.indices.tolist(), work.rows.to_pylist(), strict=True):
@@ -133,10 +135,10 @@ class CsvSource(Source):
     def groups(self) -> ClassGroups | None:
         return groups_by_name(self._rows["group"].chunks) if self._names["group"] else None
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+    def captions(self, indices: Int64s) -> Iterator[str]:
         if self.mode == "images":
             return
-        for caption in taken(self._rows.select(["caption"]), indices)["caption"].to_pylist():
+        for caption in self._taken(indices, ["caption"])["caption"].to_pylist():
             try:
                 yield from self._captions(caption)
             except BadSampleError:
@@ -148,16 +150,14 @@ class CsvSource(Source):
         if not names or any(name.startswith(OBJECT) for name in names):
             return
         if all(name.lower().startswith(_WEB) for name in names):
-            raise SourceError(
-                f"{self.file} lists addresses on the web, such as {as_text(names[0])}. Download the pictures with "
-                "img2dataset first, and convert its tars with `thermopile convert webdataset`"
-            )
+            listed = f"{self.file} lists addresses on the web, such as {as_text(names[0])}"
+            cure = "first, and convert its tars with `thermopile convert webdataset`"
+            raise SourceError(f"{listed}. Download the pictures with img2dataset {cure}")
         if not self.root.is_remote and not any(map(self._is_there, names)):
             path = os.fsdecode(os.path.join(os.fsencode(str(self.root)), names[0]))
-            raise SourceError(
-                f"none of {len(names):,} pictures tried exists, such as {path}{self._near(names[0])}; paths in "
-                f"{self.file} are relative to its folder, or to the folder given by --root"
-            )
+            cure = f"paths in {self.file} are relative to its folder, or to the folder given by --root"
+            tried = f"{len(names):,} pictures tried exists, such as {path}{self._near(names[0])}"
+            raise SourceError(f"none of {tried}; {cure}")
 
     def stored_bytes(self) -> int | None:
         return estimated_bytes(self.root, self._path, self._sound) if self._sound else 0

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.place import Place
 from ..dataset.samples_table import CAPTIONS
 from ..errors import BadSampleError, DatasetError, SourceError
 from ..opening import Dataset
 from . import ClassGroups, Sample, Source
-from .listing import resolved_text, says_nothing_about_the_file
+from .listing import groups_by_name, resolved_text, says_nothing_about_the_file
 
 
 class DatasetSource(Source):
@@ -60,17 +60,14 @@ class DatasetSource(Source):
         return str(self._row(index)["key"])
 
     def groups(self) -> ClassGroups | None:
-        encoded = self.dataset.column("group").combine_chunks().dictionary_encode()
-        if encoded.null_count == len(encoded):
-            return None
-        names = [*encoded.dictionary.to_pylist(), *([""] if encoded.null_count else [])]
-        return ClassGroups(tuple(names), encoded.indices.fill_null(len(names) - 1).to_numpy().astype(np.int32))
+        chunks = self.dataset.column("group").chunks
+        return groups_by_name(chunk.fill_null("").cast(pa.large_binary()) for chunk in chunks)
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterable[str]:
+    def captions(self, indices: Int64s) -> Iterable[str]:
         for index in indices.tolist():
             yield from self._row(index)[CAPTIONS] or ()
 
-    def chunks(self) -> NDArray[np.int64]:
+    def chunks(self) -> Int64s:
         return self.dataset.first_id
 
     def stored_bytes(self) -> int | None:
@@ -89,5 +86,4 @@ class DatasetSource(Source):
         shard, row = (int(place[0]) for place in self.dataset.locate(np.array([index], np.int64)))
         if self._table is None or self._table[0] != shard:
             self._table = shard, self.dataset.table_of(shard, ["uri", "key", "group", CAPTIONS])
-        found: dict[str, Any] = self._table[1].slice(row, 1).to_pylist()[0]
-        return found
+        return dict(self._table[1].slice(row, 1).to_pylist()[0])

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.bucket import Address
 from ...storage.files import open_regular
 from ...storage.local import LocalPath
@@ -26,6 +26,7 @@ from ..errors import BadSampleError, SourceError
 from . import NEVER, Account, ClassGroups, Sample, Source, marks_of
 from .listing import (
     BETWEEN_CAPTIONS,
+    MAX_PICTURE_BYTES,
     as_text,
     binary_array,
     caption_texts,
@@ -101,7 +102,7 @@ class FolderSource(Source):
         flat = pc.equal(pc.list_value_length(parts), 1)
         return groups_by_name([pc.if_else(flat, pa.scalar(b"", pa.large_binary()), pc.list_element(parts, 0))])
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+    def captions(self, indices: Int64s) -> Iterator[str]:
         for index in indices.tolist() if self._caption else ():
             try:
                 yield from self._captions_of(index, NEVER)
@@ -120,8 +121,7 @@ class FolderSource(Source):
         return marks_of(self.uri, memoryview(self._versions))  # its items are plain integers
 
     def _path(self, index: int) -> bytes:
-        path: bytes = self._paths[index].as_py()
-        return path
+        return bytes(self._paths[index].as_py())
 
     # Listing
 
@@ -247,20 +247,21 @@ def _metadata(root: Place, name: bytes, column: str, unused: Account) -> Iterato
 
     Raises SourceError if it has no such columns, or a row is malformed.
     """
-    place = f"{root}/{as_text(name)}"
+    place, limit = f"{root}/{as_text(name)}", csv.field_size_limit(MAX_PICTURE_BYTES)  # the file's own limit
     try:
         text = _text(root, name, NEVER).decode("utf-8-sig")
         lines = filter(str.strip, text.split("\n"))  # JSON's texts may hold Unicode's other line breaks
         is_json = name.endswith(b".jsonl")
-        rows = [*map(json.loads, lines)] if is_json else [*csv.DictReader(io.StringIO(text), strict=True)]
+        reader = csv.DictReader(() if is_json else io.StringIO(text), strict=True)
+        rows = [*map(json.loads, lines)] if is_json else [*reader]
         columns = dict.fromkeys(each for row in rows for each in row)
         chosen = next((each for each in ([column] if column else _TEXT_COLUMNS) if each in columns), None)
         if chosen is None or "file_name" not in columns:
             there = ", ".join(map(repr, columns)) or "none"
-            raise SourceError(
-                f"{place} needs the columns file_name and one of {', '.join(_TEXT_COLUMNS)}, or the one that --caption "
-                f"{METADATA}:COLUMN names; it has {there}"
-            )
+            named = f"one of {', '.join(_TEXT_COLUMNS)}, or the one that --caption {METADATA}:COLUMN names"
+            raise SourceError(f"{place} needs the columns file_name and {named}; it has {there}")
+        if twice := [each for each in ("file_name", chosen) if [*(reader.fieldnames or ())].count(each) > 1]:
+            raise SourceError(f"{place} has more than one column {twice[0]!r}; rename or remove one")
         if None in columns:
             wide = next(row for row in rows if None in row)
             what = f"the row of {wide['file_name']!r} has more columns than the first line"
@@ -275,3 +276,5 @@ def _metadata(root: Place, name: bytes, column: str, unused: Account) -> Iterato
             yield os.path.normpath(path), BETWEEN_CAPTIONS.join((each or "").encode() for each in texts)
     except (BadSampleError, csv.Error, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SourceError(f"{place} cannot be read: {type(error).__name__}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)

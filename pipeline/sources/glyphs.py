@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from ...storage.arrays import Int64s
 from ..errors import SourceError
 from . import ClassGroups, Sample, Source
 from .splits import swapped_between_classes
@@ -34,7 +34,7 @@ IMBALANCE = 100
 TEST_PER_CLASS = 20
 
 
-def class_sizes() -> NDArray[np.int64]:
+def class_sizes() -> Int64s:
     """Return samples per class, int64 [100], from the most frequent to the rarest."""
     rank = np.arange(len(CHARACTERS)) / (len(CHARACTERS) - 1)
     return np.floor(LARGEST_CLASS * IMBALANCE**-rank + 1e-9).astype(np.int64)
@@ -57,7 +57,7 @@ class GlyphSource(Source):
         self.alters = bool(self._shares)
         by_rank = np.random.default_rng([seed, 0]).permutation(len(CHARACTERS))
         sizes = np.full(len(CHARACTERS), TEST_PER_CLASS) if test else class_sizes()
-        drawn: NDArray[np.int64] = np.repeat(by_rank, sizes)
+        drawn: Int64s = np.repeat(by_rank, sizes)
         if not sum(self._shares.values()) <= 1:  # also refuses NaN
             raise SourceError("--swap and --duplicate alter different samples: their shares may add up to 1 at most")
         swap, duplicate = (round(self._shares.get(name, 0.0) * len(drawn)) for name in ("swap", "duplicate"))
@@ -77,11 +77,9 @@ class GlyphSource(Source):
         return {"kind": "glyphs", "seed": self.seed, "split": "test" if self.test else "train", **self._shares}
 
     def groups(self) -> ClassGroups:
-        return ClassGroups(
-            tuple(unicodedata.name(character) for character in CHARACTERS), self._characters.astype(np.int32)
-        )
+        return ClassGroups(tuple(map(unicodedata.name, CHARACTERS)), self._characters.astype(np.int32))
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+    def captions(self, indices: Int64s) -> Iterator[str]:
         return map(self._caption, indices.tolist())
 
     def stored_bytes(self) -> int:

@@ -45,10 +45,11 @@ class KarpathySource(CsvSource):
                 rows.setdefault(str(each["split"]), []).append(row)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise SourceError(f"{file} is not in the form {_FORM}: {type(error).__name__}: {error}") from error
+        lacking = [name for name in names.split(",") if name not in rows]
         chosen = [row for name in names.split(",") for row in rows.pop(name, ())]
-        if not chosen:
+        if not chosen or (lacking and names != "train,restval"):  # Flickr30k's list has no restval
             others = ", ".join(name for name in rows if not (test and name in split.split(",")))[:500]
-            raise SourceError(f"{file} has no picture of {names}; name one of {others} with --{option}")
+            raise SourceError(f"{file} has no picture of {','.join(lacking)}; name one of {others} with --{option}")
         self._rows, self._sound = pa.Table.from_pylist(chosen, SCHEMA), len(chosen)
         for name in set() if test else rows.keys() - {*test_split.split(",")}:
             self.unused.add("pictures of other splits", name, f"--split {names},{name}", len(rows[name]))

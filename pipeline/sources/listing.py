@@ -6,7 +6,10 @@ Names are one pyarrow array, not Python objects, since 10⁷ names are sent to e
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.bucket import Address
 from ...storage.bucket_errors import AddressError, ObjectStoreError, ObjectTooLargeError
 from ...storage.files import NotRegularFileError, open_regular
@@ -26,6 +30,8 @@ MAX_CAPTION_BYTES = 1 << 20
 """Larger captions, classes and JSON members are refused."""
 MAX_CAPTIONS = 64
 """More captions are refused: a run shows one per epoch, and such a long list is hardly one of captions."""
+WHOLE = r"^(-?[0-9]+)\.0+$"
+"""A whole number as pandas writes it in a column with gaps."""
 BETWEEN_CAPTIONS = b"\xff"
 """Separates the captions of a picture in one value: a byte that UTF-8 never has."""
 MAX_PICTURE_BYTES = 256 << 20
@@ -44,9 +50,8 @@ def says_nothing_about_the_file(error: Exception) -> bool:
     """Return whether a store or a network disk failed, or a store refused access: the file itself may be sound."""
     if isinstance(error, PermissionError):
         return error.errno is None  # a store's refusal; a local file's permissions concern that file alone
-    return isinstance(error, ObjectStoreError) or (
-        isinstance(error, OSError) and error.errno in _NETWORK_ERRORS | _OWN_LIMITS
-    )
+    is_ours = isinstance(error, OSError) and error.errno in _NETWORK_ERRORS | _OWN_LIMITS
+    return is_ours or isinstance(error, ObjectStoreError)
 
 
 def as_text(name: bytes | str | Path) -> str:
@@ -57,11 +62,6 @@ def as_text(name: bytes | str | Path) -> str:
 def resolved_text(place: Place) -> str:
     """Return an absolute path without links, or an address."""
     return as_text(str(place.resolve()))
-
-
-def caption_text(raw: bytes | str | None) -> str:
-    """Return a sample's only caption without surrounding white space. Raises BadSampleError as caption_texts does."""
-    return caption_texts([raw])[0]
 
 
 def caption_texts(raw: Sequence[bytes | str | None]) -> tuple[str, ...]:
@@ -80,13 +80,36 @@ def caption_texts(raw: Sequence[bytes | str | None]) -> tuple[str, ...]:
 
 def _stripped(raw: bytes | str | None) -> str:
     if raw is not None and len(raw) > MAX_CAPTION_BYTES:
-        raise BadSampleError(f"a caption of {len(raw):,} bytes, above {MAX_CAPTION_BYTES:,}")
+        raise BadSampleError(f"a caption or class of {len(raw):,} bytes, above {MAX_CAPTION_BYTES:,}")
     try:
         text = raw.decode("utf-8-sig") if isinstance(raw, bytes) else raw or ""
         text.encode()  # fails for half of a surrogate pair, which JSON can hold
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise BadSampleError(f"the caption is not UTF-8: {error.reason} at {error.start:,}") from error
+        raise BadSampleError(f"the caption or class is not UTF-8: {error.reason} at {error.start:,}") from error
     return text.strip()
+
+
+def class_name(value: Any) -> str | None:
+    """Return a class: text, or a whole number, which pandas makes a float where others are missing; or a list of one.
+
+    None if it is missing or empty, a measurement, or a list of several. Raises BadSampleError for anything else.
+    """
+    one = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(one, float | Decimal):
+        one = int(one) if one % 1 == 0 else None  # not of nan either
+    if one is None or isinstance(one, list):
+        return None
+    if not isinstance(one, str | int):
+        kind = type(one).__name__
+        raise BadSampleError(f"its class is a {kind}, not one text or number; --group '' leaves classes out")
+    return re.sub(WHOLE, r"\1", _stripped(str(one))) or None
+
+
+def if_any(class_of: Callable[..., str | None], *of: Any) -> str:
+    """Return the class that the function finds; empty if there is none, or it is none."""
+    with suppress(BadSampleError):
+        return class_of(*of) or ""
+    return ""
 
 
 def is_hidden(name: bytes) -> bool:
@@ -139,7 +162,7 @@ def binary_arrays(names: Iterable[bytes]) -> Iterator[pa.LargeBinaryArray]:
         yield pa.array(some, pa.large_binary())
 
 
-def locate(first: NDArray[np.int64], index: int) -> tuple[int, int]:
+def locate(first: Int64s, index: int) -> tuple[int, int]:
     """Return the part that holds an index, and the place in that part; first: prefix sums of the parts' sizes."""
     part = int(np.searchsorted(first, index, side="right")) - 1
     return part, index - int(first[part])

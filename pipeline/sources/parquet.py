@@ -1,31 +1,37 @@
-"""Parquet files with embedded pictures, such as Hugging Face datasets, with optional captions and classes."""
+"""Parquet files with embedded pictures, with optional captions and classes.
+
+Those of a data set on Hugging Face's hub are fetched: `hf://datasets/org/name[@revision][/path]`.
+"""
 
 import hashlib
 import json
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from decimal import Decimal
+from fnmatch import fnmatchcase
 from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ...storage.bucket import is_address
+from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place
 from ..errors import BadSampleError, SourceError
-from . import Account, ClassGroups, Sample, Source, marks_of
-from .hub import CACHED, HUB, fetched
+from . import HUB, Account, ClassGroups, Sample, Source, Unused, marks_of
 from .listing import (
     binary_arrays,
-    caption_text,
     caption_texts,
+    class_name,
     files_in,
     groups_by_name,
+    if_any,
     locate,
     names_below_common_folder,
     read_picture,
@@ -35,6 +41,8 @@ from .listing import (
 )
 from .source_file import SourceFile, Version
 
+CACHED = re.compile(r".*/datasets--(.+?)--(.+?)/snapshots/")
+"""Begins the path of a data set's file in Hugging Face's cache; the revision follows."""
 MAX_ROW_GROUP_BYTES = 2 << 30
 """Limit of an unpacked row group, since a worker holds a whole one."""
 KEPT_BYTES = 1 << 30
@@ -49,9 +57,9 @@ class ParquetSource(Source):
     files: parquet files, or folders of them, or addresses on Hugging Face's hub, from which they are fetched.
     image, caption, group: column names; in a list separated by `;`, the first that fits. Pictures are bytes or Hugging
     Face's {bytes, path}; a path is used only without bytes, and only within the file's folder. Captions are text, or
-    lists of text: several captions of a picture; of a column that is named alone, also bytes of UTF-8. Classes are text
-    or numbers, named by Hugging Face's ClassLabel, of each file its own, if present. caption None, or none of several
-    columns found: images only.
+    lists of text: several captions of a picture; of a column that is named alone, also bytes of UTF-8. Classes are
+    text or numbers, alone or in a list of one, or named by Hugging Face's ClassLabel, of each file its own. caption
+    None, or none of several columns found: images only.
     Raises SourceError if a file is not parquet, lacks a column or has another type in it, or a row group is too large.
     """
 
@@ -84,17 +92,22 @@ class ParquetSource(Source):
             versions.append(opened.version)
         self._listing = digest.hexdigest()
         self._chunks = np.cumsum([0] + [part.rows for part in parts], dtype=np.int64)
-        self._row_groups = RowGroups(self.files, versions, parts)
+        self._versions, self._parts = versions, parts
+        self._kept = OrderedDict[int, pa.Table | str]()
+        """The row groups that this process read last, or why they cannot be read."""
         self.mode = "images" if self._columns.caption is None else "pairs"
         if not len(self):
             raise SourceError(f"none of {len(self.files)} parquet files, such as {self.files[0]}, has rows")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_kept": OrderedDict()}
 
     def __len__(self) -> int:
         return int(self._chunks[-1])
 
     def sample(self, index: int, unchanged_since: int) -> Sample:
         chunk, row = locate(self._chunks, index)
-        table = self._row_groups.table(chunk, [name for name in self._columns if name is not None])
+        table = self._table(chunk)
         if row >= len(table):
             raise BadSampleError("its row group has fewer rows than the file says")
         try:
@@ -105,26 +118,28 @@ class ParquetSource(Source):
         return Sample(
             self.uri(index),
             self.key(index),
-            picture=_picture(values[self._columns.image], self._row_groups.file(chunk).parent, unchanged_since),
+            picture=_picture(values[self._columns.image], self.files[self._parts[chunk].file].parent, unchanged_since),
             caption=captions[0],
             group=None if self._columns.group is None else self._group(chunk, values[self._columns.group]),
             further_captions=captions[1:],
         )
 
     def uri(self, index: int) -> str:
-        return f"{self._file_names[self._row_groups.parts[locate(self._chunks, index)[0]].file]}/{self.key(index)}"
+        return f"{self._file_names[self._parts[locate(self._chunks, index)[0]].file]}/{self.key(index)}"
 
     def key(self, index: int) -> str:
         chunk, row = locate(self._chunks, index)
-        return str(self._row_groups.parts[chunk].first_row + row)
+        return str(self._parts[chunk].first_row + row)
 
     def groups(self) -> ClassGroups | None:
         if self._columns.group is None:
             return None
         if len({*self._names_of}) > 1 or (names := self._names_of[0]) is None:
             parts = ((locate(self._chunks, start)[0], part) for start, part in self._column(self._columns.group))
-            texts = ((self._group(chunk, value) or "").encode() for chunk, part in parts for value in part.to_pylist())
-            return groups_by_name(binary_arrays(texts))
+            texts = (if_any(self._group, chunk, value).encode() for chunk, part in parts for value in part.to_pylist())
+            if (found := groups_by_name(binary_arrays(texts))) is None:
+                self.unused["columns of classes without any class"] = Unused(1, self._columns.group)
+            return found
         of_sample, none = np.empty(len(self), np.int32), len(names)
         for start, values in self._column(self._columns.group):
             numbers = values.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
@@ -153,7 +168,7 @@ class ParquetSource(Source):
             elif name in (caption or "").split(";"):
                 self.unused.add("columns of captions that are neither text nor lists of text", f"{name} ({field.type})")
 
-    def captions(self, indices: NDArray[np.int64]) -> Iterator[str]:
+    def captions(self, indices: Int64s) -> Iterator[str]:
         if self._columns.caption is None:
             return
         wanted = np.sort(indices)
@@ -165,11 +180,11 @@ class ParquetSource(Source):
                 except (BadSampleError, UnicodeError):
                     continue
 
-    def chunks(self) -> NDArray[np.int64]:
+    def chunks(self) -> Int64s:
         return self._chunks
 
     def stored_bytes(self) -> int:
-        return sum(part.picture_bytes for part in self._row_groups.parts)
+        return sum(part.picture_bytes for part in self._parts)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -181,9 +196,9 @@ class ParquetSource(Source):
         }
 
     def marks(self) -> dict[str, str]:
-        return marks_of(self._file_names.__getitem__, self._row_groups.versions)
+        return marks_of(self._file_names.__getitem__, self._versions)
 
-    def _column(self, name: str, wanted: NDArray[np.int64] | None = None) -> Iterator[tuple[int, pa.Array]]:
+    def _column(self, name: str, wanted: Int64s | None = None) -> Iterator[tuple[int, pa.Array]]:
         """Yield the column in parts, each with its first index; null where a row group cannot be read.
 
         wanted: sorted indices; row groups without any of them are left out.
@@ -193,7 +208,7 @@ class ParquetSource(Source):
                 continue
             end, kind = int(self._chunks[chunk + 1]), pa.null()
             try:
-                for batch in self._row_groups.batches(chunk, [name]):
+                for batch in self._batches(chunk, [name]):
                     values = batch.column(0)[: end - start]
                     yield start, values
                     start, kind = start + len(values), values.type
@@ -203,19 +218,48 @@ class ParquetSource(Source):
             if start < end:
                 yield start, pa.nulls(end - start, kind)
 
-    def _group(self, chunk: int, value: Any) -> str | None:
-        """Return the class of a value: text, or a whole number, alone or in a list of one.
+    def _table(self, chunk: int) -> pa.Table:
+        """Return a row group. Raises BadSampleError if it cannot be read."""
+        if chunk not in self._kept:
+            self._make_room()
+            self._kept[chunk] = self._load(chunk)
+        self._kept.move_to_end(chunk)
+        if isinstance(found := self._kept[chunk], str):
+            raise BadSampleError(found)
+        return found
 
-        pandas makes whole numbers floats where some are missing; others are measurements.
-        """
-        if isinstance(value, list):
-            value = value[0] if len(value) == 1 else None
-        if isinstance(value, float | Decimal):
-            value = int(value) if value % 1 == 0 else None  # not of nan either
-        names = self._names_of[self._row_groups.parts[chunk].file]
-        if names is None or value is None:
-            return None if value is None else str(value) or None
-        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+    def _batches(self, chunk: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        group = self._parts[chunk]
+        file = SourceFile(self.files[group.file], self._versions[group.file])
+        with pq.ParquetFile(file.reader()) as parquet:
+            yield from parquet.iter_batches(_ROWS_AT_ONCE, [group.number], columns, use_threads=False)
+
+    def _load(self, chunk: int) -> pa.Table | str:
+        """Return the row group, or the reason why it cannot be read."""
+        batches, size = [], 0
+        try:
+            for batch in self._batches(chunk, [name for name in self._columns if name is not None]):
+                batches.append(batch)
+                size += batch.nbytes
+                if size > MAX_ROW_GROUP_BYTES:
+                    return f"its row group unpacks to more than {MAX_ROW_GROUP_BYTES / 1e9:.1f} GB"
+            return pa.Table.from_batches(batches)
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError if there is no batch
+            if says_nothing_about_the_file(error):
+                raise
+            return f"its row group cannot be read: {error}"
+
+    def _make_room(self) -> None:
+        """Evict row groups before reading the next one, to stay within KEPT_BYTES plus one."""
+        sizes = [0 if isinstance(table, str) else table.nbytes for table in self._kept.values()]
+        while sum(sizes) > KEPT_BYTES:
+            self._kept.popitem(last=False)
+            del sizes[0]
+
+    def _group(self, chunk: int, value: Any) -> str | None:
+        if (names := self._names_of[self._parts[chunk].file]) is None:
+            return class_name(value)
+        return names[value] if value is not None and 0 <= value < len(names) else None
 
 
 class _Columns(NamedTuple):
@@ -322,7 +366,7 @@ def _below(folder: Place, path: str | bytes) -> bytes:
 
 
 def _captions(value: str | bytes | list[str | None] | None) -> tuple[str, ...]:
-    return caption_texts(value) if isinstance(value, list) else (caption_text(value),)
+    return caption_texts(value if isinstance(value, list) else [value])
 
 
 def _open(file: Place) -> tuple[SourceFile, pq.ParquetFile]:
@@ -336,9 +380,25 @@ def _open(file: Place) -> tuple[SourceFile, pq.ParquetFile]:
     except (pa.ArrowException, OSError) as error:
         if says_nothing_about_the_file(error):
             raise
-        raise SourceError(
-            f"{file} is not a complete parquet file: {error}; download it again or leave it out"
-        ) from error
+        raise SourceError(f"{file} is no complete parquet file: {error}; download it again or leave it out") from error
+
+
+def fetched(place: AnyPlace) -> list[AnyPlace]:
+    """Return the files of a hub's address in Hugging Face's cache, after fetching what is missing; else the place.
+
+    Its path names a file, or says how files' paths begin, and may have `*`; others may be cached. Raises SourceError.
+    """
+    if not str(place).startswith(HUB):
+        return [place]
+    from huggingface_hub import parse_hf_uri, snapshot_download
+
+    try:
+        found = parse_hf_uri(str(place))
+        only = found.path_in_repo + "*.parquet" * (not found.path_in_repo.endswith(".parquet"))
+        folder = Path(snapshot_download(found.id, repo_type="dataset", revision=found.revision, allow_patterns=only))
+    except Exception as error:  # of the network, the hub, the disk
+        raise SourceError(f"{place} cannot be fetched: {' '.join(str(error).split())[:300]}") from error
+    return [LocalPath(file) for file in folder.rglob("*.parquet") if fnmatchcase(str(file.relative_to(folder)), only)]
 
 
 class RowGroup(NamedTuple):
@@ -360,63 +420,8 @@ def row_groups_of(path: Place, file: int, metadata: pq.FileMetaData, image: str)
         leaves = [column for column in columns if f"{column.path_in_schema}.".startswith(f"{image}.")]  # image.bytes
         size = sum(leaf.total_uncompressed_size for leaf in leaves)
         if size > MAX_ROW_GROUP_BYTES:
-            raise SourceError(
-                f"{path}: row group {number} holds {size / 1e9:.1f} GB of pictures, above "
-                f"{MAX_ROW_GROUP_BYTES / 1e9:.1f}; rewrite the file with smaller ones (row_group_size=1000 in pyarrow)"
-            )
+            large = f"row group {number} holds {size / 1e9:.1f} GB of pictures, above {MAX_ROW_GROUP_BYTES / 1e9:.1f}"
+            raise SourceError(f"{path}: {large}; rewrite the file with smaller ones (row_group_size=1000 in pyarrow)")
         if part.num_rows > 0:
             yield RowGroup(file, number, first_row, part.num_rows, size)
             first_row += part.num_rows
-
-
-class RowGroups:
-    """Reads row groups of several files, each of a fixed version; each process caches the groups it read last."""
-
-    def __init__(self, files: tuple[Place, ...], versions: list[Version], parts: list[RowGroup]) -> None:
-        self._files, self.versions = files, versions
-        self.parts = parts
-        self._kept: OrderedDict[int, pa.Table | str] = OrderedDict()
-
-    def file(self, part: int) -> Place:
-        return self._files[self.parts[part].file]
-
-    def table(self, part: int, columns: list[str]) -> pa.Table:
-        """Return a row group. Raises BadSampleError if it cannot be read."""
-        if part not in self._kept:
-            self._make_room()
-            self._kept[part] = self._load(part, columns)
-        self._kept.move_to_end(part)
-        if isinstance(found := self._kept[part], str):
-            raise BadSampleError(found)
-        return found
-
-    def batches(self, part: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        group = self.parts[part]
-        file = SourceFile(self._files[group.file], self.versions[group.file])
-        with pq.ParquetFile(file.reader()) as parquet:
-            yield from parquet.iter_batches(_ROWS_AT_ONCE, [group.number], columns, use_threads=False)
-
-    def _load(self, part: int, columns: list[str]) -> pa.Table | str:
-        """Return the row group, or the reason why it cannot be read."""
-        batches, size = [], 0
-        try:
-            for batch in self.batches(part, columns):
-                batches.append(batch)
-                size += batch.nbytes
-                if size > MAX_ROW_GROUP_BYTES:
-                    return f"its row group unpacks to more than {MAX_ROW_GROUP_BYTES / 1e9:.1f} GB"
-            return pa.Table.from_batches(batches)
-        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError if there is no batch
-            if says_nothing_about_the_file(error):
-                raise
-            return f"its row group cannot be read: {error}"
-
-    def _make_room(self) -> None:
-        """Evict row groups before reading the next one, to stay within KEPT_BYTES plus one."""
-        sizes = [0 if isinstance(table, str) else table.nbytes for table in self._kept.values()]
-        while sum(sizes) > KEPT_BYTES:
-            self._kept.popitem(last=False)
-            del sizes[0]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowGroups, (self._files, self.versions, self.parts)

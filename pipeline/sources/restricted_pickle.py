@@ -10,7 +10,8 @@ import pickletools
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ...storage.arrays import Uint8s
 
 MAX_OPCODES = 2_000_000
 """Objects outnumber the opcodes that create them; the longest file, CIFAR-100's training set, has 300,000."""
@@ -50,7 +51,7 @@ class PickledArray:
     def __setstate__(self, state: object) -> None:
         self._state = state
 
-    def uint8(self) -> NDArray[np.uint8]:
+    def uint8(self) -> Uint8s:
         """Return the array. Raises ValueError unless it is uint8 in C order."""
         match self._state:
             case (int(), tuple(shape), _PickledType(code="u1"), False | 0, bytes() | str() as data):

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+
+from ...storage.arrays import Int64s
 
 MAX_SHARD_ROWS = 131_072
 MIN_SHARD_ROWS, MIN_SHARD_BYTES = 1_024, 4 << 20
@@ -24,14 +25,8 @@ def shard_count(samples: int, stored_bytes: int | None) -> int:
 
 
 def listings(
-    samples: int,
-    selection: NDArray[np.int64] | None,
-    chunks: NDArray[np.int64] | None,
-    seed: int,
-    shards: int,
-    *,
-    picture_bytes: int = 0,
-) -> Iterator[NDArray[np.int64]]:
+    samples: int, selection: Int64s | None, chunks: Int64s | None, seed: int, shards: int, *, picture_bytes: int = 0
+) -> Iterator[Int64s]:
     """Yield the source indices of every shard in row order, int64 [rows of the shard].
 
     Sources are often sorted by class, and blocks of state are ranges of ids, so the listing is permuted before it is
@@ -75,7 +70,7 @@ def listings(
         yield np.concatenate(mixed)
 
 
-def in_runs(count: int, most: int, run: int = 100) -> NDArray[np.int64]:
+def in_runs(count: int, most: int, run: int = 100) -> Int64s:
     """Return at most `most` of `count` places, sorted: all, or evenly spaced runs of neighbours, which are cheap to
     read."""
     if count <= most:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ...storage.bucket import Address
-from ...storage.files import open_regular_descriptor
+from ...storage.files import RegularFile
 from ...storage.local import LocalPath
 from ...storage.place import Place, made_for
 from ..errors import SourceChangedError
@@ -62,20 +62,16 @@ class SourceFile:
 
 class _LocalFile:
     def __init__(self, path: LocalPath) -> None:
-        self._path, self._descriptor = path, open_regular_descriptor(path)
-
-    def __del__(self) -> None:
-        if "_descriptor" in vars(self):
-            os.close(self._descriptor)
+        self._path, self._file = path, RegularFile(path)
 
     def version(self) -> Version:
-        found = os.fstat(self._descriptor)
+        found = os.fstat(self._file.number)
         return found.st_size, found.st_mtime_ns
 
     def read(self, at: int, count: int, version: Version) -> bytes:
         data, count = b"", min(count, version[0] - at)
         try:
-            while len(data) < count and (more := os.pread(self._descriptor, count - len(data), at + len(data))):
+            while len(data) < count and (more := self._file.read(at + len(data), count - len(data))):
                 data += more  # a network disk may return less than there is
         except OSError as error:
             error.filename = str(self._path)

@@ -6,8 +6,8 @@ Pure functions of listing and seed.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int64s
 from ..errors import SourceError
 from . import ClassGroups, Selection
 from .shards import in_runs
@@ -25,7 +25,7 @@ class Drawn:
     seed: int
     test: bool = False
 
-    def __call__(self, n: int, groups: ClassGroups | None) -> NDArray[np.int64]:
+    def __call__(self, n: int, groups: ClassGroups | None) -> Int64s:
         """Return sorted source indices, int64. Raises SourceError as `hold_out` and `long_tail`."""
         kept = np.arange(n)
         if self.holdout:
@@ -46,16 +46,14 @@ class Limited:
     limit: int
     selection: Selection
 
-    def __call__(self, n: int, groups: ClassGroups | None) -> NDArray[np.int64]:
+    def __call__(self, n: int, groups: ClassGroups | None) -> Int64s:
         """Return sorted source indices, int64."""
         chosen = self.selection(n, groups) if callable(self.selection) else self.selection
         kept = np.arange(n) if chosen is None else chosen
         return kept[in_runs(len(kept), self.limit, 1)]
 
 
-def hold_out(
-    n: int, groups: ClassGroups | None, count_or_fraction: int | float, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def hold_out(n: int, groups: ClassGroups | None, count_or_fraction: int | float, seed: int) -> tuple[Int64s, Int64s]:
     """Split the source indices 0 … n-1 into a train and a test set, both sorted, int64.
 
     count_or_fraction: size of the test set; below 1, its share of n. Every class gives the same number of samples, or
@@ -75,13 +73,12 @@ def hold_out(
     return np.setdiff1d(np.arange(n), test, assume_unique=True), test
 
 
-def long_tail(indices: NDArray[np.int64], groups: ClassGroups, ratio: float, seed: int) -> NDArray[np.int64]:
+def long_tail(indices: Int64s, groups: ClassGroups, ratio: float, seed: int) -> Int64s:
     """Cut class k of C to floor(n_max · ratio^(-k / (C-1))) of the given source indices; sorted, int64.
 
     n_max is the largest class's size; smaller classes keep all their samples. Classes are ordered as in groups.names,
-    as for CIFAR100-LT (Cui et al., CVPR 2019, whose imbalance factor is 1 / ratio).
-    Samples without a class are all kept.
-    Raises SourceError unless ratio is above 1 and finite, and if no sample has a class.
+    as for CIFAR100-LT (Cui et al., CVPR 2019, whose imbalance factor is 1 / ratio). Samples without a class are all
+    kept. Raises SourceError unless ratio is above 1 and finite, and if no sample has a class.
     """
     if not 1 < ratio < np.inf:
         raise SourceError(f"a long-tail ratio of {ratio:g} is invalid; it must be finite and above 1")
@@ -96,18 +93,14 @@ def long_tail(indices: NDArray[np.int64], groups: ClassGroups, ratio: float, see
     return _drawn(indices, of_sample, wanted, np.random.default_rng([seed, _LONG_TAIL]))
 
 
-def swapped_between_classes(
-    chosen: NDArray[np.int64], classes: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.int64]:
+def swapped_between_classes(chosen: Int64s, classes: Int64s, rng: np.random.Generator) -> Int64s:
     """Return a random permutation of `chosen`, int64 [k], that replaces each sample by one of another class.
 
     classes: int64 [k], the samples' classes. Raises SourceError if more than a quarter of them are of one class.
     """
     if 4 * (largest := int(np.bincount(classes).max(initial=0))) > len(chosen):
-        raise SourceError(
-            f"{len(chosen)} samples cannot be swapped between classes, since {largest} of them are of "
-            "one class; swap a larger share"
-        )
+        why = f"since {largest} of them are of one class; swap a larger share"
+        raise SourceError(f"{len(chosen)} samples cannot be swapped between classes, {why}")
     order = rng.permutation(len(chosen))
     # A random exchange succeeds at least every other time, as three quarters are of other classes on both sides.
     while len(unchanged := np.flatnonzero(classes[order] == classes)):
@@ -116,7 +109,7 @@ def swapped_between_classes(
     return chosen[order]
 
 
-def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def _even_shares(most: Int64s, count: int, rng: np.random.Generator) -> Int64s:
     """Split `count` evenly over the classes, at most most[k] each; the remainder is drawn, 1 per class."""
     low, high = 0, count
     while low < high:  # find the highest equal share whose total does not exceed `count`
@@ -128,9 +121,7 @@ def _even_shares(most: NDArray[np.int64], count: int, rng: np.random.Generator) 
     return shares
 
 
-def _drawn(
-    indices: NDArray[np.int64], of_sample: NDArray[np.int64], wanted: NDArray[np.int64], rng: np.random.Generator
-) -> NDArray[np.int64]:
+def _drawn(indices: Int64s, of_sample: Int64s, wanted: Int64s, rng: np.random.Generator) -> Int64s:
     """Draw wanted[k] of the indices of each class k, sorted; of_sample are the indices' classes."""
     shuffled = rng.permutation(len(indices))
     by_class = shuffled[np.argsort(of_sample[shuffled], kind="stable")]

@@ -5,17 +5,16 @@ silently at a damaged header and trusts headers on how much to read into memory.
 """
 
 import json
-import zlib
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from ..errors import BadSampleError, SourceError
+from .listing import as_text, class_name
 
 BLOCK = 512
 _MAX_EXTENDED = 1 << 20
 """Limit in bytes of a long name or a pax header."""
-_ADLER = 65_521
 _REGULAR, _LINKS = (b"0", b"\0", b"7"), (b"1", b"2")
 _WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes, whatever size their header claims."""
@@ -34,20 +33,24 @@ class TarMember(NamedTuple):
     """Offset of the member's first header."""
     is_link: bool = False
     """Whether it is a hard or symbolic link, which has no bytes."""
+    data: bytes | None = None
+    """Its bytes, if it was read: not if nobody wants it, or above MAX_MEMBER_BYTES."""
+
+
+Members = dict[bytes, TarMember]
+"""The members of one sample, by suffix."""
+ReadAt = Callable[[int, int], bytes]
+"""Given an offset and a size, returns that part of the tar, fewer bytes at its end."""
 
 
 class BrokenTarError(Exception):
     """The tar is truncated or damaged; the members yielded before are complete."""
 
 
-def members_of(
-    read_at: Callable[[int, int], bytes], length: int, position: int = 0, stop: int | None = None
-) -> Iterator[TarMember]:
+def members_of(read_at: ReadAt, length: int, position: int = 0, stop: int | None = None) -> Iterator[TarMember]:
     """Yield the regular files and links of a tar of `length` bytes in order; sparse files are skipped.
 
     position, stop: where to begin, and where to end before the end mark; both are starts of members.
-
-    read_at(offset, size) returns that part of the tar, fewer bytes at its end.
     Raises BrokenTarError if a header is damaged or the tar ends before its end mark.
     """
     start, extended = position, dict[bytes, bytes]()
@@ -75,21 +78,14 @@ def members_of(
 
 def _size_and_kind(header: bytes, position: int) -> tuple[int, bytes]:
     if len(header) < BLOCK:
-        raise BrokenTarError(
-            f"the archive is cut short: it ends after {position + len(header):,} bytes without a tar's end mark"
-        )
+        raise BrokenTarError(f"the archive is cut short after {position + len(header):,} bytes, without an end mark")
     try:
         told, size = _number(header[148:156]), _number(header[124:136])
     except ValueError:
         told, size = -1, -1
-    if size < 0 or (told - _sum(header) + _sum(header[148:156]) - 8 * ord(" ")) % _ADLER:
+    if size < 0 or told != sum(header) - sum(header[148:156]) + 8 * ord(" "):
         raise BrokenTarError(f"its header at byte {position:,} is damaged" if position else "not a tar archive")
     return size, header[156:157]
-
-
-def _sum(data: bytes) -> int:
-    """Return the sum of the bytes modulo _ADLER; Adler's checksum includes it and is ten times as fast as sum()."""
-    return (zlib.adler32(data) & 0xFFFF) - 1
 
 
 def _number(field: bytes) -> int:
@@ -127,14 +123,6 @@ def _pax_records(text: bytes) -> Iterator[tuple[bytes, bytes]]:
         start = end
 
 
-class SampleMember(NamedTuple):
-    """A member of a sample."""
-
-    at: TarMember
-    data: bytes | None
-    """None if it is not wanted, or above MAX_MEMBER_BYTES."""
-
-
 class TarPart(NamedTuple):
     """Selects the member of a sample that holds its picture, caption or class."""
 
@@ -147,32 +135,26 @@ class TarPart(NamedTuple):
             return cls((b"json",), option.removeprefix("json:"))
         return cls(tuple(suffix.lower().encode() for suffix in (option or "").split(";") if suffix), None)
 
-    def member(self, members: dict[bytes, SampleMember]) -> SampleMember | None:
+    def member(self, members: Members) -> TarMember | None:
         return next((members[suffix] for suffix in self.suffixes if suffix in members), None)
 
-    def text(self, raw: bytes) -> bytes | str:
-        """Return the member or its field, a list's first entry; empty if there is none."""
-        if self.field is None:
-            return raw
-        value = self._field_of(raw)
-        return self._as_text(value[0] if isinstance(value, list) and value else value)
+    def class_name(self, raw: bytes) -> str | None:
+        """Return the class that the member, or its field, names; None if there is none."""
+        return class_name(as_text(raw) if self.field is None else self._field_of(raw))
 
     def texts(self, raw: bytes) -> list[bytes | str]:
         """Return the lines of the member, or the text or texts of its field."""
         if self.field is None:
             return [*raw.split(b"\n")]
         value = self._field_of(raw)
-        if not isinstance(value, list):
-            return [self._as_text(value)]
-        for number, entry in enumerate(value, start=1):
+        entries = value if isinstance(value, list) else [str(value) if isinstance(value, int) else value]
+        for number, entry in enumerate(entries, start=1):
             if entry is not None and not isinstance(entry, str):
-                raise BadSampleError(
-                    f"entry {number} of {self.field!r} of the .json member is a "
-                    f"{type(entry).__name__}, not text; write it as a string"
-                )
-        return [entry or "" for entry in value]
+                where, kind = f"entry {number} of {self.field!r} of the .json member", type(entry).__name__
+                raise BadSampleError(f"{where} is a {kind}, not text; write it as a string")
+        return [entry or "" for entry in entries]
 
-    def fields_of(self, members: dict[bytes, SampleMember]) -> str:
+    def fields_of(self, members: Members) -> str:
         """Return words that name the fields of the sample's .json member; "" if it has none."""
         member = self.member(members)
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
@@ -190,46 +172,6 @@ class TarPart(NamedTuple):
         except KeyError:
             return None
 
-    def _as_text(self, value: Any) -> str:
-        if value is None or value == []:
-            return ""
-        if not isinstance(value, str | int):
-            raise BadSampleError(f"{self.field!r} of the .json member is a {type(value).__name__}, not text")
-        return str(value)
-
-
-def samples_of(
-    read_at: Callable[[int, int], bytes],
-    size: int,
-    name: object,
-    wanted: Container[bytes],
-    start: int = 0,
-    stop: int | None = None,
-    *,
-    last_dot: bool = False,
-) -> Iterator[dict[bytes, SampleMember]]:
-    """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
-
-    name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
-    of samples. last_dot: as for key_and_suffix. Raises BrokenTarError after the samples before the damage, SourceError
-    if the tar is compressed.
-    """
-    if not size:
-        raise BrokenTarError("the file is empty")
-    if not start:
-        beginning = read_at(0, 8)
-        for mark, cure in _UNPACKED_BY.items():
-            if beginning.startswith(mark):
-                raise SourceError(
-                    f"{name} is compressed, so its members cannot be read one by one; run {cure} on it first"
-                )
-
-    def read(member: TarMember, suffix: bytes) -> SampleMember:
-        is_read = suffix in wanted and member.size <= MAX_MEMBER_BYTES
-        return SampleMember(member, read_at(member.offset, member.size) if is_read else None)
-
-    return _samples(members_of(read_at, size, start, stop), read, last_dot)
-
 
 def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes]:
     """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample.
@@ -242,16 +184,27 @@ def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes
     return folder + slash + stem, suffix.lower() if stem else b""
 
 
-def _samples(
-    members: Iterable[TarMember], read: Callable[[TarMember, bytes], SampleMember], last_dot: bool
-) -> Iterator[dict[bytes, SampleMember]]:
-    """Yield the members of each sample by suffix: consecutive members with the same key.
+def samples_of(
+    read_at: ReadAt, size: int, name: object, wanted: Container[bytes], start: int, stop: int | None, *, last_dot: bool
+) -> Iterator[Members]:
+    """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
 
-    A repeated suffix starts a new sample, even under the same key.
+    A sample is consecutive members with the same key; a repeated suffix starts a new one, even under the same key.
+    name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
+    of samples. last_dot: as for key_and_suffix. Raises BrokenTarError after the samples before the damage, SourceError
+    if the tar is compressed.
     """
-    key, sample, broken = b"", dict[bytes, SampleMember](), None
+    if not size:
+        raise BrokenTarError("the file is empty")
+    if not start:
+        beginning = read_at(0, 8)
+        for mark, cure in _UNPACKED_BY.items():
+            if beginning.startswith(mark):
+                raise SourceError(f"{name} is compressed, so its members cannot be read one by one; run {cure} on it")
+
+    key, sample, broken = b"", Members(), None
     try:
-        for member in members:
+        for member in members_of(read_at, size, start, stop):
             prefix, suffix = key_and_suffix(member.name, last_dot=last_dot)
             top = member.name.partition(b"/")[0]
             if not suffix or (top.startswith(b"__") and top.endswith(b"__")):  # WebDataset's own metadata
@@ -259,8 +212,8 @@ def _samples(
             if sample and (prefix != key or suffix in sample):
                 yield sample
                 sample = {}
-            key = prefix
-            sample[suffix] = read(member, suffix)
+            key, is_read = prefix, suffix in wanted and member.size <= MAX_MEMBER_BYTES
+            sample[suffix] = member._replace(data=read_at(member.offset, member.size)) if is_read else member
     except BrokenTarError as error:
         broken = error
     if sample:

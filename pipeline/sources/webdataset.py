@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ...storage.arrays import Bools, Int64s
 from ...storage.bucket import Address
 from ...storage.local import LocalPath
 from ...storage.place import AnyPlace, Place, common_folder, place_of
@@ -34,13 +34,14 @@ from .listing import (
     files_ending,
     files_in,
     groups_by_name,
+    if_any,
     names_below_common_folder,
     real_root,
     says_nothing_about_the_file,
 )
 from .shards import MAX_SHARD_ROWS, WINDOW_BYTES, WINDOW_ROWS, in_runs, shard_count
 from .source_file import PIECES_AHEAD, ForwardReader, SourceFile, Version
-from .tar_members import MAX_MEMBER_BYTES, BrokenTarError, SampleMember, TarPart, key_and_suffix, samples_of
+from .tar_members import MAX_MEMBER_BYTES, BrokenTarError, Members, TarMember, TarPart, key_and_suffix, samples_of
 
 T = TypeVar("T")
 MIN_SAMPLE_BYTES = 1024
@@ -51,12 +52,7 @@ a dataset is the same wherever it is converted."""
 SAMPLED_SHARE, SAMPLED_BYTES, SAMPLED_TAR_BYTES = 0.03, 64 << 20, 4 << 20
 """Before the conversion, this share of the bytes is read, or SAMPLED_BYTES if that is more, from the beginnings of
 tars, at least SAMPLED_TAR_BYTES of each."""
-_CURES = {
-    b"txt": "--caption txt",
-    b"caption": "--caption caption",
-    b"json": "--caption json:FIELD",
-    b"cls": "--group cls",
-}
+_CURES = {b"txt": "caption txt", b"caption": "caption caption", b"json": "caption json:FIELD", b"cls": "group cls"}
 _SCATTERED = "; members of a key must be adjacent: tar --sort=name"
 SIDE_BY_SIDE = 8
 """Tars read at a time when no picture is converted meanwhile."""
@@ -70,7 +66,7 @@ class TarWork(NamedTuple):
     seed: int
     mode: str = ""
     """`images` or `pairs`; empty: a pair is a sample with a caption."""
-    selected: Sequence[NDArray[np.bool_]] | None = None
+    selected: Sequence[Bools] | None = None
     """Which samples of each piece's tar to read, bool [samples]; None for all."""
 
     @property
@@ -149,20 +145,15 @@ class WebDatasetSource(Source):
         self.index = self._index(behind) if in_place else None
         self._required, self._required_mode = required, required_mode
         self._sampled: Sampled | None = None
-        self._counted: tuple[NDArray[np.int64], ClassGroups | None] | None = None
+        self._counted: tuple[Int64s, ClassGroups | None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_sampled": None, "_counted": None}  # which no worker needs
 
-    @property
-    def is_remote(self) -> bool:
-        return self.tars[0].is_remote
-
     def stored_bytes(self) -> int:
         return int(self.sizes().sum())
 
-    def sizes(self) -> NDArray[np.int64]:
-        """Return the bytes of every tar."""
+    def sizes(self) -> Int64s:
         return np.array([size for size, _ in self.versions], np.int64)
 
     def describe(self) -> dict[str, Any]:
@@ -230,12 +221,9 @@ class WebDatasetSource(Source):
             if piece.start != ends.get(piece.tar):
                 return False
             ends[piece.tar] = piece.stop
-        return [*ends.values()] == self.sizes().tolist() and (
-            facts.counts is None or len(facts.counts) == len(self.tars)
-        )
+        return [*ends.values()] == self.sizes().tolist() and (facts.counts is None or len(facts.counts) == len(ends))
 
     def training_captions(self, asked: Asked) -> list[str]:
-        """Return the captions of the samples read beforehand."""
         return self.sampled(asked.seed).captions
 
     def works(self, facts: Facts, asked: Asked, shards: int, unchanged_since: int) -> Iterator[TarWork]:
@@ -247,7 +235,7 @@ class WebDatasetSource(Source):
 
     def some(self, selection: Selection, seed: int, count: int, run: int) -> Iterator[Read]:
         """Yield the first samples of some tars; none of those in a bucket, where each would take requests."""
-        if not self.is_remote:
+        if not self.tars[0].is_remote:
             for tar in (tars := np.random.default_rng(seed).permutation(len(self.tars))[: count // run].tolist()):
                 yield from islice(self.from_start(tar), count // len(tars))
 
@@ -268,7 +256,7 @@ class WebDatasetSource(Source):
         total = int(sizes.sum())
         wanted = shard_count(total * sampled.samples // max(1, sampled.bytes), total)
         pieces = [self._whole(tar) for tar in range(len(sizes))]
-        if len(pieces) < min(FEW_TARS, wanted) and not self.is_remote:
+        if len(pieces) < min(FEW_TARS, wanted) and not self.tars[0].is_remote:
             pieces = [part for piece in pieces for part in self._cut(piece, round(piece.stop * wanted / total))]
         order = np.random.default_rng(seed).permutation(len(pieces))
         lengths = np.array([bytes_of(pieces[i]) for i in order])
@@ -306,18 +294,13 @@ class WebDatasetSource(Source):
                 raise SourceError(f"no sample in {len(chosen):,} of {len(sizes):,} tars; the first, {why}")
             for option, samples in (("caption", found.with_caption), ("group", found.with_group)):
                 if option in self._required and not samples:
-                    raise SourceError(
-                        nobody_has(option, self._options[option], f"none of {found.samples:,} samples read")
-                    )
+                    of = f"none of {found.samples:,} samples read"
+                    raise SourceError(nobody_has(option, self._options[option], of))
             if found.mode == "pairs" and not found.captions:
-                raise SourceError(
-                    f"--caption {self._options['caption']!r} gives none of {found.samples:,} samples a caption; the "
-                    f"first: {found.without}"
-                )
+                given = f"--caption {self._options['caption']!r} gives none of {found.samples:,} samples a caption"
+                raise SourceError(f"{given}; the first: {found.without}")
             if self._required_mode not in ("", found.mode):
-                raise SourceError(
-                    f"the dataset to append to holds {self._required_mode}, but the tars hold {found.mode}"
-                )
+                raise SourceError(f"the dataset to append to holds {self._required_mode}, the tars hold {found.mode}")
             self._sampled = found
         return self._sampled
 
@@ -333,12 +316,12 @@ class WebDatasetSource(Source):
                     # The first sample counts even if its picture ends later.
                     return reader.read(at, count) if found.samples or at + count <= most else file.read(at, count)
 
-                for members in samples_of(read, file.size, file.place, told, last_dot=self._last_dot):
+                for members in samples_of(read, file.size, file.place, told, 0, None, last_dot=self._last_dot):
                     if (end := _end(members)) > most and found.samples:
                         break
                     found.samples += 1
                     found.bytes = end
-                    found.with_group += bool(self._group_if_any(members))
+                    found.with_group += bool(if_any(self._group_of, members))
                     if self._caption.member(members) is None:
                         continue
                     found.with_caption += 1
@@ -358,7 +341,7 @@ class WebDatasetSource(Source):
         if says_nothing_about_the_file(error):
             raise error
 
-    def counted(self, tell: Callable[[str], None] = lambda words: None) -> tuple[NDArray[np.int64], ClassGroups | None]:
+    def counted(self, tell: Callable[[str], None] = lambda words: None) -> tuple[Int64s, ClassGroups | None]:
         """Read all tars; return the samples of each, int64 [tars], and the samples' classes. Only once.
 
         A damaged tar's last sample stands for its rest.
@@ -371,7 +354,7 @@ class WebDatasetSource(Source):
 
     def _groups_of(self, tar: int) -> pa.LargeBinaryArray:
         members = self._members(self._whole(tar), self._group.suffixes)
-        names = [self._group_if_any(found).encode() if isinstance(found, dict) else b"" for found in members]
+        names = [if_any(self._group_of, found).encode() if isinstance(found, dict) else b"" for found in members]
         return pa.array(names, pa.large_binary())
 
     def _side_by_side(
@@ -387,10 +370,10 @@ class WebDatasetSource(Source):
                     told = time.monotonic()
                 yield from threads.map(read, tars[first : first + SIDE_BY_SIDE])
 
-    def starts(self, tar: int) -> NDArray[np.int64]:
+    def starts(self, tar: int) -> Int64s:
         """Return where each sample of a local tar begins, int64 [samples], by a walk over its headers."""
         found = self._members(self._whole(tar), (), ahead=False)
-        starts = [next(iter(members.values())).at.start for members in found if isinstance(members, dict)]
+        starts = [next(iter(members.values())).start for members in found if isinstance(members, dict)]
         return np.array(starts, np.int64)
 
     def read(self, work: Any) -> Iterator[Read]:
@@ -415,9 +398,7 @@ class WebDatasetSource(Source):
         """Yield the samples of a tar in order, reading no further ahead than they are taken. Raises as `read`."""
         return self._in_order(self._whole(tar), "", None, ahead=False)
 
-    def _in_order(
-        self, piece: Piece, mode: str, selected: NDArray[np.bool_] | None, *, ahead: bool = True
-    ) -> Iterator[Read]:
+    def _in_order(self, piece: Piece, mode: str, selected: Bools | None, *, ahead: bool = True) -> Iterator[Read]:
         end, before = piece.start, len(self.index.files) - len(self.tars) if self.index else 0
         for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
@@ -431,7 +412,7 @@ class WebDatasetSource(Source):
 
     def _members(
         self, piece: Piece, wanted: Container[bytes], *, ahead: bool = True
-    ) -> Iterator[dict[bytes, SampleMember] | BrokenTarError | OSError]:
+    ) -> Iterator[Members | BrokenTarError | OSError]:
         """Yield the members of each sample of a piece; last, an error for the damaged rest."""
         try:
             file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
@@ -443,13 +424,11 @@ class WebDatasetSource(Source):
             self._refuse_other_than_damage(piece.tar, error)
             yield error
 
-    def _sample(
-        self, tar: int, mode: str, members: dict[bytes, SampleMember] | BrokenTarError | OSError
-    ) -> Sample | BadSample:
+    def _sample(self, tar: int, mode: str, members: Members | BrokenTarError | OSError) -> Sample | BadSample:
         if not isinstance(members, dict):
             return BadSample(self._names[tar], "", str(members))
         picture = self._image.member(members)
-        name = (picture or next(iter(members.values()))).at.name
+        name = (picture or next(iter(members.values()))).name
         uri, key = f"{self._names[tar]}/{as_text(name)}", as_text(key_and_suffix(name, last_dot=self._last_dot)[0])
         try:
             if picture is None:
@@ -461,13 +440,13 @@ class WebDatasetSource(Source):
                 raise BadSampleError(f"no picture: no member of its key ends in {self._options['image']}{cure}")
             is_pair = mode == "pairs" or (not mode and self._caption.member(members) is not None)
             caption, *further = self._captions_of(members) if is_pair else (None,)
-            tar_at = picture.at.offset if self.index else None
-            group = self._group_of(members) or None
+            tar_at = picture.offset if self.index else None
+            group = self._group_of(members)
             return Sample(uri, key, _data(picture), caption, group, tuple(further), tar_at=tar_at)
         except BadSampleError as error:
             return BadSample(uri, key, str(error))
 
-    def _beside(self, members: dict[bytes, SampleMember]) -> tuple[tuple[str, str, str], ...]:
+    def _beside(self, members: Members) -> tuple[tuple[str, str, str], ...]:
         """Return kind, name and cure of the members that look like pictures or texts, and are not the sample's."""
         if len(members) <= 1:
             return ()
@@ -475,31 +454,23 @@ class WebDatasetSource(Source):
         found = list[tuple[str, str, str]]()
         for suffix, member in members.items():
             kind = suffix.rpartition(b".")[2]
-            if member not in used and (cure := _CURES.get(kind, "--image" if b"." + kind in PICTURES | HEIC else None)):
-                cure = "--key-by last-dot" if b"." in suffix else cure
-                found.append((f"members that end in .{kind.decode()}", as_text(member.at.name), cure))
+            if member not in used and (cure := _CURES.get(kind, "image" if b"." + kind in PICTURES | HEIC else None)):
+                cure = "key-by last-dot" if b"." in suffix else cure
+                found.append((f"members that end in .{kind.decode()}", as_text(member.name), f"--{cure}"))
         return tuple(found)
 
-    def _captions_of(self, members: dict[bytes, SampleMember]) -> tuple[str, ...]:
+    def _captions_of(self, members: Members) -> tuple[str, ...]:
         member = self._caption.member(members)
         if member is None:
             raise BadSampleError(f"no caption: no member of its key ends in {self._options['caption']}{_SCATTERED}")
         return caption_texts(self._caption.texts(_text(member)))
 
-    def _group_of(self, members: dict[bytes, SampleMember]) -> str:
-        """Return the class, empty if the sample has none."""
+    def _group_of(self, members: Members) -> str | None:
         member = self._group.member(members)
-        text = "" if member is None else self._group.text(_text(member))
-        return (as_text(text) if isinstance(text, bytes) else text).strip()
-
-    def _group_if_any(self, members: dict[bytes, SampleMember]) -> str:
-        try:
-            return self._group_of(members)
-        except BadSampleError:
-            return ""
+        return None if member is None else self._group.class_name(_text(member))
 
 
-def selected_bits(facts: Facts) -> list[NDArray[np.bool_]] | None:
+def selected_bits(facts: Facts) -> list[Bools] | None:
     """Return for each tar which of its samples are selected, bool [samples]; None for all."""
     if facts.selected is None or facts.counts is None:
         return None
@@ -535,19 +506,19 @@ def nobody_has(option: str, value: object, of: str = "no sample") -> str:
     return f"--{option} {value!r} matches {of}; choose another, or none: --{option} ''"
 
 
-def _end(members: dict[bytes, SampleMember]) -> int:
-    return max(member.at.offset + member.at.size for member in members.values())
+def _end(members: Members) -> int:
+    return max(member.offset + member.size for member in members.values())
 
 
-def _data(member: SampleMember) -> bytes:
-    if member.at.is_link:
+def _data(member: TarMember) -> bytes:
+    if member.is_link:
         raise BadSampleError("a link; pack the files in its place, with `tar --dereference --hard-dereference`")
     if member.data is None:
-        raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_MEMBER_BYTES:,}")
+        raise BadSampleError(f"a member of {member.size:,} bytes, above {MAX_MEMBER_BYTES:,}")
     return member.data
 
 
-def _text(member: SampleMember) -> bytes:
-    if member.at.size > MAX_CAPTION_BYTES:
-        raise BadSampleError(f"a member of {member.at.size:,} bytes, above {MAX_CAPTION_BYTES:,}")
+def _text(member: TarMember) -> bytes:
+    if member.size > MAX_CAPTION_BYTES:
+        raise BadSampleError(f"a member of {member.size:,} bytes, above {MAX_CAPTION_BYTES:,}")
     return _data(member)

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Float32s, Float64s, Int64s
 from ...storage.kernels import kernel
 from ..rng import GOLDEN, fold, uniform
 
@@ -55,7 +55,7 @@ def crop_box(
 
 @kernel()
 def draw_affine(
-    key: np.uint64, affine: tuple[float, float, float], zoom: tuple[float, float], matrix: NDArray[np.float32]
+    key: np.uint64, affine: tuple[float, float, float], zoom: tuple[float, float], matrix: Float32s
 ) -> None:
     """Fill ViewParameters.affine of one view: the inverse of zoom, shear along x, rotation and shift, in this order.
 
@@ -76,8 +76,8 @@ def draw_colour(
     jitter: float,
     strengths: tuple[float, float, float, float],
     grayscale: float,
-    matrix: NDArray[np.float32],
-    of_mean: NDArray[np.float32],
+    matrix: Float32s,
+    of_mean: Float32s,
 ) -> None:
     """Fill M and K (ViewParameters.colour and .colour_mean) of one view.
 
@@ -114,7 +114,7 @@ def either_way(key: np.uint64, draw: int) -> float:
 
 
 @kernel()
-def _hue_matrix(angle: float) -> NDArray[np.float64]:
+def _hue_matrix(angle: float) -> Float64s:
     """Return the rotation of hue by an angle in radians; positive from red towards yellow."""
     cos, sin = math.cos(angle), math.sin(angle)
     turn = np.array([[1.0, 0.0, 0.0], [0.0, cos, sin], [0.0, -sin, cos]])
@@ -127,16 +127,18 @@ def _hue_matrix(angle: float) -> NDArray[np.float64]:
     return matrix
 
 
-@kernel()
-def draw_captions(
-    seed: np.uint64, epoch: np.uint64, sample_ids: NDArray[np.int64], captions: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def draw_captions(seed: np.uint64, epoch: np.uint64, sample_ids: Int64s, captions: Int64s) -> Int64s:
     """Return the caption drawn for each sample in this epoch, int64 [b] in 0 … captions - 1, all equally likely.
 
     captions: number of captions of each sample, int64 [b], at least 1.
     """
-    drawn = np.empty(len(sample_ids), np.int64)
+    return (draw_numbers(seed, epoch, sample_ids, _NOT_A_VIEW, 0) * captions).astype(np.int64)
+
+
+@kernel()
+def draw_numbers(seed: np.uint64, epoch: np.uint64, sample_ids: Int64s, view: np.uint64, draw: int) -> Float64s:
+    """Return a random number of each sample, float64 [b] in [0, 1). view: the view's number, or another one."""
+    drawn = np.empty(len(sample_ids))
     for i in range(len(sample_ids)):
-        key = view_key(seed, epoch, np.uint64(sample_ids[i]), _NOT_A_VIEW)
-        drawn[i] = int(uniform(key, np.uint64(0)) * captions[i])
+        drawn[i] = uniform(view_key(seed, epoch, np.uint64(sample_ids[i]), view), np.uint64(draw))
     return drawn

@@ -3,17 +3,17 @@
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Float32s, Uint8s
 from ...storage.kernels import kernel
 from ..rng import nearly_normal
 
-Pixels = NDArray[np.float32] | NDArray[np.uint8]
+Pixels = Float32s | Uint8s
 """Views as they leave the host: normalised, or as bytes for a GPU to normalise."""
 
 
 @kernel()
-def affine(view: NDArray[np.float32], matrix: NDArray[np.float32]) -> None:
+def affine(view: Float32s, matrix: Float32s) -> None:
     """Move pixels as ViewParameters.affine says, float32 [2, 3]; bilinear, with the edge repeated beyond the border."""
     size, crop = view.shape[1], view.copy()
     last, middle = np.float32(size - 1), 0.5 * (size - 1)
@@ -34,7 +34,7 @@ def affine(view: NDArray[np.float32], matrix: NDArray[np.float32]) -> None:
 
 
 @kernel()
-def recolour(view: NDArray[np.float32], matrix: NDArray[np.float32], of_mean: NDArray[np.float32]) -> None:
+def recolour(view: Float32s, matrix: Float32s, of_mean: Float32s) -> None:
     """pixel → matrix · pixel + of_mean · mean, clamped to 0 … 255; both float32 [3, 3], mean of the view's channels."""
     mean_red, mean_green, mean_blue = _mean(view[0]), _mean(view[1]), _mean(view[2])
     offset = of_mean[:, 0] * mean_red + of_mean[:, 1] * mean_green + of_mean[:, 2] * mean_blue
@@ -49,7 +49,7 @@ def recolour(view: NDArray[np.float32], matrix: NDArray[np.float32], of_mean: ND
 
 
 @kernel(fastmath={"reassoc"})  # allow sums in any order, for vector instructions
-def _mean(channel: NDArray[np.float32]) -> np.float32:
+def _mean(channel: Float32s) -> np.float32:
     total = 0.0
     for y in range(channel.shape[0]):
         row = channel[y]
@@ -59,7 +59,7 @@ def _mean(channel: NDArray[np.float32]) -> np.float32:
 
 
 @kernel()
-def gaussian_blur(view: NDArray[np.float32], sigma: float) -> None:
+def gaussian_blur(view: Float32s, sigma: float) -> None:
     """Blur with a Gaussian of `sigma` pixels, cut at ceil(3 sigma); borders mirror without repeating the edge."""
     size = view.shape[1]
     weights = _gaussian(sigma, size - 1)
@@ -68,17 +68,17 @@ def gaussian_blur(view: NDArray[np.float32], sigma: float) -> None:
     for channel in range(view.shape[0]):
         for y in range(size):
             _mirror(wide, view[channel, y], min(reach, size - 1))
-            _convolve_row(across[reach + y], wide, weights)
+            _convolve(across[reach + y], wide, 1, weights)
         for beyond in range(1, min(reach, size - 1) + 1):
             for x in range(size):
                 across[reach - beyond, x] = across[reach + beyond, x]
                 across[reach + size - 1 + beyond, x] = across[reach + size - 1 - beyond, x]
         for y in range(size):
-            _convolve_column(view[channel, y], across[y : y + 2 * reach + 1], weights)
+            _convolve(view[channel, y], across[y : y + 2 * reach + 1].reshape(-1), size, weights)
 
 
 @kernel()
-def _gaussian(sigma: float, furthest: int) -> NDArray[np.float32]:
+def _gaussian(sigma: float, furthest: int) -> Float32s:
     """Return weights from the centre outwards, float32 [1 + a multiple of three], zero beyond the cut."""
     reach = min(math.ceil(3 * sigma), furthest)
     weights = np.zeros(1 + 3 * math.ceil(reach / 3), np.float32)
@@ -91,7 +91,7 @@ def _gaussian(sigma: float, furthest: int) -> NDArray[np.float32]:
 
 
 @kernel()
-def _mirror(wide: NDArray[np.float32], row: NDArray[np.float32], reach: int) -> None:
+def _mirror(wide: Float32s, row: Float32s, reach: int) -> None:
     """Copy row to the middle of wide, with `reach` mirrored pixels on both sides."""
     size = len(row)
     start = (len(wide) - size) // 2
@@ -102,36 +102,19 @@ def _mirror(wide: NDArray[np.float32], row: NDArray[np.float32], reach: int) -> 
         wide[start + size - 1 + beyond] = row[size - 1 - beyond]
 
 
-# Three weights at a time: with one, most of the time would go into reading and writing `out`.
-
-
 @kernel()
-def _convolve_row(out: NDArray[np.float32], wide: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
+def _convolve(out: Float32s, lines: Float32s, step: int, weights: Float32s) -> None:
+    """Sum as many values as `out` has from each `step` of `lines` on, which are mirrored about the middle one."""
     reach, size = len(weights) - 1, len(out)
+    middle = lines[reach * step : reach * step + size]
     for x in range(size):
-        out[x] = weights[0] * wide[reach + x]
-    for k in range(1, reach + 1, 3):
-        before, after = wide[reach - k - 2 : reach - k + size], wide[reach + k : reach + k + 2 + size]
+        out[x] = weights[0] * middle[x]
+    for k in range(1, reach + 1, 3):  # with one weight at a time, most time would go into reading and writing `out`
+        before, after = lines[(reach - k) * step :], lines[(reach + k) * step :]
+        before_2, after_2 = lines[(reach - k - 1) * step :], lines[(reach + k + 1) * step :]
+        before_3, after_3 = lines[(reach - k - 2) * step :], lines[(reach + k + 2) * step :]
         first, second, third = weights[k], weights[k + 1], weights[k + 2]
         for x in range(size):
-            out[x] += (
-                first * (before[x + 2] + after[x])
-                + second * (before[x + 1] + after[x + 1])
-                + third * (before[x] + after[x + 2])
-            )
-
-
-@kernel()
-def _convolve_column(out: NDArray[np.float32], rows: NDArray[np.float32], weights: NDArray[np.float32]) -> None:
-    reach = len(weights) - 1
-    middle = rows[reach]
-    for x in range(len(out)):
-        out[x] = weights[0] * middle[x]
-    for k in range(1, reach + 1, 3):
-        before, before_2, before_3 = rows[reach - k], rows[reach - k - 1], rows[reach - k - 2]
-        after, after_2, after_3 = rows[reach + k], rows[reach + k + 1], rows[reach + k + 2]
-        first, second, third = weights[k], weights[k + 1], weights[k + 2]
-        for x in range(len(out)):
             out[x] += (
                 first * (before[x] + after[x])
                 + second * (before_2[x] + after_2[x])
@@ -140,7 +123,7 @@ def _convolve_column(out: NDArray[np.float32], rows: NDArray[np.float32], weight
 
 
 @kernel()
-def solarise(view: NDArray[np.float32]) -> None:
+def solarise(view: Float32s) -> None:
     """Map values of 128 or more to 255 - value."""
     threshold, white = np.float32(128), np.float32(255)
     for channel in range(view.shape[0]):
@@ -151,7 +134,7 @@ def solarise(view: NDArray[np.float32]) -> None:
 
 
 @kernel()
-def add_noise(view: NDArray[np.float32], deviation: float, key: np.uint64) -> None:
+def add_noise(view: Float32s, deviation: float, key: np.uint64) -> None:
     """Add noise as ViewParameters.noise says, and clamp to 0 … 255."""
     low, high = np.float32(0), np.float32(255)
     for channel in range(view.shape[0]):
@@ -168,7 +151,7 @@ def noise_at(deviation: float, key: np.uint64, side: int, channel: int, y: int, 
 
 
 @kernel()
-def store(out: Pixels, view: NDArray[np.float32], gain: NDArray[np.float32], offset: NDArray[np.float32]) -> None:
+def store(out: Pixels, view: Float32s, gain: Float32s, offset: Float32s) -> None:
     """Write value · gain + offset per channel, both float32 [3]. out: [3, size, size]; uint8 cuts the fraction off."""
     for channel in range(view.shape[0]):
         by, plus = gain[channel], offset[channel]

@@ -8,9 +8,9 @@ import math
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from ...storage.arrays import Bools, Float32s, Int64s, Uint64s
 from ...storage.kernels import kernel
 from ..rng import fold, uniform
 from .draws import BLUR, FLIP, NOISE, NOISE_KEY, SIGMA, SOLARISE, between, crop_box, draw_affine, draw_colour, view_key
@@ -25,7 +25,9 @@ def _twice(value: Any) -> Any:
     return (value, value) if isinstance(value, int | float) else value
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
 Pair = Annotated[tuple[float, float], BeforeValidator(_twice)]
+Shares = Annotated[tuple[Share, Share], BeforeValidator(_twice)]
 
 
 class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -40,7 +42,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """The same for local views; from SwAV (Caron et al. 2020, `min_scale_crops` in its code). DINO uses 0.05 … 0.4."""
     ratio: Pair = (3 / 4, 4 / 3)
     """Range of a crop's aspect ratio, width over height; drawn log-uniformly."""
-    flip: float = Field(default=0.5, ge=0, le=1)
+    flip: Share = 0.5
     """Probability of a horizontal flip."""
     rotation: NonNegativeFloat = 0.0
     """Degrees: the affine map's rotation is drawn from ± this; the shear below likewise."""
@@ -50,7 +52,7 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """Range of the affine map's magnification."""
     shift: NonNegativeFloat = 0.0
     """The affine map's shift on each axis is drawn from ± this share of the view's side."""
-    jitter: float = Field(default=0.0, ge=0, le=1)
+    jitter: Share = 0.0
     """Probability of changing brightness, contrast, saturation and hue."""
     brightness: NonNegativeFloat = 0.0
     """A factor is drawn from 1 ± this, clipped at 0; likewise for the next two."""
@@ -58,19 +60,19 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     saturation: NonNegativeFloat = 0.0
     hue: float = Field(default=0.0, ge=0, le=0.5)
     """Hue angle, in turns, drawn from ± this."""
-    grayscale: float = Field(default=0.0, ge=0, le=1)
+    grayscale: Share = 0.0
     """Probability of converting to grey."""
-    blur: Pair = (0.0, 0.0)
+    blur: Shares = (0.0, 0.0)
     """Probability of a Gaussian blur."""
     sigma: Pair = (0.1, 2.0)
     """Range of the blur's standard deviation, in pixels of the view."""
-    solarise: Pair = (0.0, 0.0)
+    solarise: Shares = (0.0, 0.0)
     """Probability of inverting all values of 128 or more."""
     noise: Pair = (0.0, 0.0)
     """Range of the standard deviation of the noise added to each value, in levels of 255."""
     mean: tuple[float, float, float] = IMAGENET_MEAN
     """Mean subtracted from each channel, with pixels in [0, 1]."""
-    std: tuple[float, float, float] = IMAGENET_STD
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = IMAGENET_STD
     """Divisor of each channel after the mean is subtracted."""
 
     @model_validator(mode="after")
@@ -83,10 +85,6 @@ class Recipe(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 raise ValueError(f"{name} {getattr(self, name)} is not 0 < from <= to")
         if not 0 <= self.noise[0] <= self.noise[1]:
             raise ValueError(f"noise {self.noise} is not 0 <= from <= to")
-        if not all(0 <= share <= 1 for share in self.blur + self.solarise):
-            raise ValueError(f"blur {self.blur} or solarise {self.solarise} is not a pair of probabilities")
-        if min(self.std) <= 0:
-            raise ValueError(f"std {self.std} is not above 0 in every channel")
         return self
 
     @property
@@ -150,25 +148,25 @@ RECIPES: dict[str, Recipe] = {
 class ViewParameters(NamedTuple):
     """Random choices for one view of b samples."""
 
-    box: NDArray[np.int64]
+    box: Int64s
     """int64 [b, 4]: top, left, height, width of the crop, in pixels of the stored picture."""
-    flip: NDArray[np.bool_]
+    flip: Bools
     """bool [b]."""
-    affine: NDArray[np.float32]
+    affine: Float32s
     """float32 [b, 2, 3]: place (x, y) of the view shows place affine · (x, y, 1) of the crop, interpolated bilinearly;
     both are relative to the centre, in sides of the view. The crop's edge is repeated beyond its border."""
-    colour: NDArray[np.float32]
+    colour: Float32s
     """float32 [b, 3, 3], M: a pixel (R, G, B in 0 … 255) becomes M · pixel + K · mean, clamped to 0 … 255."""
-    colour_mean: NDArray[np.float32]
+    colour_mean: Float32s
     """float32 [b, 3, 3], K; mean is of the resized crop's channels."""
-    blur: NDArray[np.float32]
+    blur: Float32s
     """float32 [b]: sigma in pixels of the view, 0 for none. The kernel is cut at ceil(3 sigma) pixels from its centre;
     the view is mirrored at its borders, without repeating the edge."""
-    solarise: NDArray[np.bool_]
+    solarise: Bools
     """bool [b]: map values of 128 or more to 255 - value."""
-    noise: NDArray[np.float32]
+    noise: Float32s
     """float32 [b]: standard deviation in levels of 255, 0 for none."""
-    noise_key: NDArray[np.uint64]
+    noise_key: Uint64s
     """uint64 [b]: value (channel, y, x) gets `nearly_normal(noise_key, (channel · side + y) · side + x)` × noise."""
 
 
@@ -183,13 +181,7 @@ def sides_of_views(image_size: int, views: int, local_size: int, local_views: in
 
 
 def view_parameters(
-    recipe: Recipe,
-    seed: int,
-    epoch: int,
-    sample_ids: NDArray[np.int64],
-    heights: NDArray[np.int64],
-    widths: NDArray[np.int64],
-    view: int,
+    recipe: Recipe, seed: int, epoch: int, sample_ids: Int64s, heights: Int64s, widths: Int64s, view: int
 ) -> ViewParameters:
     """Draw the choices for one view of samples whose stored pictures have these heights and widths; all arrays [b].
 
@@ -248,9 +240,9 @@ def _draw_views(
     chances: _Chances,
     seed: np.uint64,
     epoch: np.uint64,
-    sample_ids: NDArray[np.int64],
-    heights: NDArray[np.int64],
-    widths: NDArray[np.int64],
+    sample_ids: Int64s,
+    heights: Int64s,
+    widths: Int64s,
     view: np.uint64,
 ) -> None:
     for i in range(len(sample_ids)):

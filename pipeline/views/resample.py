@@ -6,8 +6,8 @@ non-negative weights that add up to 2048, stays below 2^21, so one multiplicatio
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Float32s, Int64s, Uint8s, Uint64s
 from ...storage.kernels import kernel
 
 _QUARTERS = 4
@@ -18,13 +18,7 @@ _LANE = np.uint64((1 << 21) - 1)
 
 @kernel()
 def resample_into(
-    out: NDArray[np.float32],
-    picture: NDArray[np.uint8],
-    top: float,
-    left: float,
-    height: float,
-    width: float,
-    flip: bool,
+    out: Float32s, picture: Uint8s, top: float, left: float, height: float, width: float, flip: bool
 ) -> None:
     """Resize a box of a picture, mirrored if flip is set.
 
@@ -51,9 +45,7 @@ def resample_into(
 
 
 @kernel()
-def triangle_filter(
-    start: float, length: float, source: int, size: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def triangle_filter(start: float, length: float, source: int, size: int) -> tuple[Int64s, Float32s]:
     """Return the source pixels and weights of each of `size` outputs along one axis.
 
     Returns first int64 [size] and weights float32 [taps, size]: output i is the sum over k of weights[k, i] times
@@ -78,7 +70,7 @@ def triangle_filter(
 
 
 @kernel()
-def _in_wholes(weights: NDArray[np.float32]) -> NDArray[np.uint64]:
+def _in_wholes(weights: Float32s) -> Uint64s:
     """Convert weights to 2048ths, uint64 [taps, size]; the rounding error goes to each output's largest weight."""
     taps, size = weights.shape
     wholes = np.empty((taps, size), np.uint64)
@@ -95,7 +87,7 @@ def _in_wholes(weights: NDArray[np.float32]) -> NDArray[np.uint64]:
 
 
 @kernel()
-def _combine_rows(line: NDArray[np.float32], rows: NDArray[np.uint8], weights: NDArray[np.float32]) -> None:
+def _combine_rows(line: Float32s, rows: Uint8s, weights: Float32s) -> None:
     """line = Σ_k weights[k] · rows[k] in quarters of a level, plus a half, so that truncation rounds."""
     half = np.float32(0.5)
     if len(weights) == 1:
@@ -103,12 +95,8 @@ def _combine_rows(line: NDArray[np.float32], rows: NDArray[np.uint8], weights: N
         for j in range(len(line)):
             line[j] = weight * np.float32(row[j]) + half
         return
-    weight, other_weight, row, other = (
-        weights[0] * np.float32(_QUARTERS),
-        weights[1] * np.float32(_QUARTERS),
-        rows[0],
-        rows[1],
-    )
+    weight, other_weight = weights[0] * np.float32(_QUARTERS), weights[1] * np.float32(_QUARTERS)
+    row, other = rows[0], rows[1]
     for j in range(len(line)):
         line[j] = weight * np.float32(row[j]) + other_weight * np.float32(other[j]) + half
     for k in range(2, len(weights)):
@@ -118,16 +106,14 @@ def _combine_rows(line: NDArray[np.float32], rows: NDArray[np.uint8], weights: N
 
 
 @kernel()
-def _pack(pixels: NDArray[np.uint64], line: NDArray[np.float32]) -> None:
+def _pack(pixels: Uint64s, line: Float32s) -> None:
     for x in range(len(pixels)):
         red, green, blue = np.int32(line[3 * x]), np.int32(line[3 * x + 1]), np.int32(line[3 * x + 2])
         pixels[x] = np.uint64(red) | (np.uint64(green) << _G) | (np.uint64(blue) << _B)
 
 
 @kernel()
-def _combine_columns(
-    sums: NDArray[np.uint64], pixels: NDArray[np.uint64], at: NDArray[np.uint64], weights: NDArray[np.uint64]
-) -> None:
+def _combine_columns(sums: Uint64s, pixels: Uint64s, at: Uint64s, weights: Uint64s) -> None:
     # Tap by tap over all outputs, not output by output: otherwise the compiler uses no vector instructions.
     weight = weights[0]
     for x in range(len(sums)):
@@ -139,9 +125,7 @@ def _combine_columns(
 
 
 @kernel()
-def _unpack(
-    red: NDArray[np.float32], green: NDArray[np.float32], blue: NDArray[np.float32], sums: NDArray[np.uint64]
-) -> None:
+def _unpack(red: Float32s, green: Float32s, blue: Float32s, sums: Uint64s) -> None:
     level = np.float32(1 / (_QUARTERS * _WHOLE))
     for x in range(len(sums)):
         red[x] = np.float32(np.int32(sums[x] & _LANE)) * level

@@ -18,7 +18,7 @@ from thermopile.benchmarks.on_gpu.earlier import Earlier
 from thermopile.benchmarks.on_gpu.findings import Findings, read
 from thermopile.benchmarks.on_gpu.page import to_markdown
 from thermopile.benchmarks.on_gpu.parts import PARTS, Part
-from thermopile.benchmarks.on_gpu.running import NO_TIME, Runner
+from thermopile.benchmarks.on_gpu.running import NO_TIME, Runner, missing
 
 CHECKOUT = Path(__file__).parents[2]
 GPU = [sys.executable, "-m", "benchmarks.gpu"]
@@ -83,13 +83,16 @@ def test_a_step_is_measured_until_the_largest_batch_and_the_page_names_the_machi
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_every_part_runs_on_a_cpu_at_its_small_size(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("from support import torchvision_operators")  # for open_clip
+    search = os.pathsep.join([str(tmp_path), str(CHECKOUT / "tests"), os.environ.get("PYTHONPATH", "")])
     page = tmp_path / "gpu.md"
-    done = start("--device", "cpu", "--small", "--minutes", 60, "--page", page)
-    assert done.returncode == 0, done.stderr
+    done = start("--device", "cpu", "--small", "--minutes", 60, "--page", page, PYTHONPATH=search)
+    can_run = [part for part in PARTS if not missing(part.needs)]
+    assert done.returncode == (len(can_run) < len(PARTS)), done.stderr
     text = page.read_text("utf-8")
-    for part in PARTS:
+    for part in can_run:
         assert f"## {part.title}\n" in text
-    assert text.count("This part took") == len(PARTS)
+    assert text.count("This part took") == len(can_run)
 
 
 @pytest.mark.wide
@@ -111,6 +114,41 @@ def test_one_rank_trains_as_one_of_several_with_the_losses_of_one_alone(tmp_path
     assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.wide
+def test_a_run_on_dali_names_a_damaged_jpeg_in_a_line_and_its_memory_is_looked_at(tmp_path):
+    page = tmp_path / "gpu.md"
+    done = start("--device", "cpu", "--small", "--page", page, "--part", "dali-damage", "--part", "dali-memory")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = page.read_text("utf-8")
+    assert re.search(r"\n\| garbage \| 1 \| 5 \| Error: sample \d+ .* does not decode: ", text)
+    assert re.search(r"\n\| 40 \| \d+ MB \| – \|\n", text)
+
+
+@pytest.mark.wide
+def test_real_training_is_killed_and_resumed_without_a_step_twice_and_its_report_is_kept(tmp_path):
+    from thermopile.benchmarks.on_gpu import real
+
+    (tmp_path / "parts").mkdir()
+    real.measure(Findings("real", tmp_path / "parts", "cpu", True, tmp_path / "kept"))
+    found = read("real", tmp_path / "parts")
+    assert [check["found"] for check in found["checks"]] == ["40 in 40", "1,280"]
+    assert all(check["held"] for check in found["checks"])
+    assert [row[0] for row in found["tables"][0]["rows"]] == [
+        "clip", "isogclr", "fastclip_v3", "isogclr, killed after step 15, resumed",
+    ]  # fmt: skip
+    assert (tmp_path / "kept" / "real-report" / "report.html").is_file()
+
+
+def test_a_folder_to_look_at_is_kept_where_the_user_said_or_else_the_page_says_how(tmp_path):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "page.html").touch()
+    for kept in (None, tmp_path / "kept"):
+        Findings("part", tmp_path, "cpu", True, kept).keep_folder("of-part", tmp_path / "report")
+        (note,) = read("part", tmp_path)["notes"]
+        assert ("with `FOUND=folder`" in note) == (kept is None)
+    assert (tmp_path / "kept" / "of-part" / "page.html").is_file()
+
+
 SLOW = """
 import sys, time
 if "--worker" in sys.orig_argv:
@@ -124,13 +162,13 @@ if "--worker" in sys.orig_argv:
 def test_with_slow_parts_the_page_holds_what_was_measured_whether_the_time_ends_or_the_command(tmp_path, interrupted):
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     page, search = tmp_path / "gpu.md", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    parts = [word for part in ("objective", "dali", "tests") for word in ("--part", part)]
+    parts = [word for part in ("objective", "nccl", "tests") for word in ("--part", part)]
     command = [*GPU, "--device", "cpu", "--small", "--minutes", "2", "--page", page, *parts]
     running = subprocess.Popen(
         command, cwd=CHECKOUT, env=os.environ | {"PYTHONPATH": search}, text=True, stderr=subprocess.PIPE
     )
     if interrupted:
-        while not (tmp_path / "sitecustomize.py.dali").exists():
+        while not (tmp_path / "sitecustomize.py.nccl").exists():
             time.sleep(0.1)
         running.send_signal(signal.SIGTERM)
     _, complaints = running.communicate()
@@ -297,6 +335,15 @@ def test_a_folder_without_wheels_is_one_line_with_the_cure(tmp_path):
     assert done.stderr == (
         f"Nothing was measured. --wheels {tmp_path}: it holds no wheels; make gpu-wheels fills build/gpu-wheels\n"
     )
+
+
+def test_a_folder_to_which_not_all_pieces_were_brought_is_one_line(tmp_path):
+    (tmp_path / "digests").write_text(f"{'0' * 64}\n" * 3)
+    (tmp_path / "piece-2").touch()
+    done = start("--wheels", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"{tmp_path}: it lacks 1, 3 of 3 pieces; ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.wide

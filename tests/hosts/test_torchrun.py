@@ -79,7 +79,13 @@ def assert_stopped(agents, run):
     assert steps == [max(losses(run))], ends
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["that_holds_the_rendezvous", "of_another_host"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(0, id="that_holds_the_rendezvous"),
+        pytest.param(1, id="of_another_host", marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_torchrun_takes_its_ranks_with_it_and_the_run_is_stopped_in_order(
     hosts, torchrun, whole, place, tmp_path
 ):
@@ -119,6 +125,7 @@ def test_sigusr1_to_torchrun_stops_a_run_with_which_torchrun_goes_on(hosts, torc
     assert_same_run(run, whole(2))
 
 
+@pytest.mark.soak
 def test_a_rank_of_a_run_in_a_bucket_is_killed_and_torchrun_restarts_it(hosts, bucket, torchrun, whole):
     run, (ada, ben, cleo) = RunDirectory(Address("bucket", "torchrun")), hosts[:3]
     agents = torchrun(run, [ada, ben], ada, restarts=1, **bucket)

@@ -29,8 +29,8 @@ CHOSEN = (
     ),
     Chosen(
         "order off by one", "pipeline/order/order.py",
-        "            step * len(row),",
-        "            max(step * len(row) - 1, 0),",
+        "first_place = min(step * len(row),",
+        "first_place = min(max(step * len(row) - 1, 0),",
         ("pipeline/order/test_order.py", "pipeline/order/test_served_orders.py"),
     ),
     Chosen(

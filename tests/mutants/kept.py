@@ -12,7 +12,7 @@ from drawn import mutants
 
 MODULES = (
     "pipeline/rng.py", "pipeline/order/bijection.py", "pipeline/dataset/raw_bytes.py",
-    "pipeline/dataset/stored_sample.py", "pipeline/dataset/jpeg_header.py", "pipeline/dataset/row_records.py",
+    "pipeline/dataset/stored_sample.py", "pipeline/dataset/row_records.py",
     "pipeline/views/draws.py", "pipeline/views/recipes.py", "pipeline/views/pixels.py", "pipeline/views/resample.py",
     "pipeline/loading/ffcv_loader.py", "state_store/records.py",
 )  # fmt: skip

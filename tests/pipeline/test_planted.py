@@ -14,7 +14,7 @@ from thermopile.pipeline.dataset.samples_table import CAPTION, CAPTIONS
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
 from thermopile.pipeline.opening import Dataset, Mixture
-from thermopile.pipeline.order.order import Order, Selected
+from thermopile.pipeline.order.order import Order, Served
 from thermopile.pipeline.planted import MAX_DRAWS, NEAR, Planting
 from thermopile.pipeline.sources.parquet import ParquetSource
 from thermopile.storage.bucket import Address
@@ -170,7 +170,7 @@ def test_samples_that_are_not_selected_or_left_out_give_no_caption(pairs_dataset
     ids, donors = planting.all()
     assert set(ids.tolist()) | set(donors.tolist()) <= set(left.tolist())
     assert len(ids) == pytest.approx(SHARE * len(left), rel=0.2)
-    assert_served(pairs_dataset, planting, Selected(Order.create(1_000, 64, 0), chosen, 2_000))
+    assert_served(pairs_dataset, planting, Served(Order.create(1_000, 64, 0), chosen, 2_000))
 
 
 def test_a_sample_whose_donor_is_forgotten_gets_another_and_all_others_keep_theirs(pairs_dataset, tmp_path):

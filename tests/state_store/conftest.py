@@ -9,9 +9,9 @@ from multiprocessing import forkserver
 import pytest
 import torch
 
-from thermopile.state_store import StateStore
 from thermopile.state_store.durable import Repository
 from thermopile.state_store.schema import Description
+from thermopile.state_store.store import StateStore
 
 from support.commits import BLOCK_ROWS, SAMPLES, SCHEMA
 

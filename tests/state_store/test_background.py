@@ -2,8 +2,8 @@ import threading
 
 import pytest
 
-from thermopile.state_store import BackgroundError
 from thermopile.state_store.background import BackgroundThread
+from thermopile.state_store.errors import BackgroundError
 
 
 def fail():

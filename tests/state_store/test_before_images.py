@@ -1,4 +1,4 @@
-"""A cut keeps old rows in memory that grows as they come and is used again; the rows here fill it several times."""
+"""A cut keeps old rows in memory while blocks are written; the rows here change several times meanwhile."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def put(rows, ids, step):
     rows.scatter(ids, np.stack([ids + SAMPLES * step, -ids - SAMPLES * step]).astype(np.float32), step)
 
 
-def test_parts_are_as_cut_while_old_rows_fill_their_memory_again_and_again():
+def test_parts_are_as_cut_while_rows_change_again_and_again():
     rows = Rows(SCHEMA, range(SAMPLES), BLOCK_ROWS, Blocks(SCHEMA, SAMPLES, BLOCK_ROWS), step=0)
     everyone, random = np.arange(SAMPLES), np.random.default_rng(0)
     put(rows, everyone, 1)

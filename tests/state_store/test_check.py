@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import zarr
 
-from thermopile.state_store import StateReader, history, icechunk_files
+from thermopile.state_store import history, icechunk_files
 from thermopile.state_store.check import check_snapshot
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.reader import StateReader
 
 from support.commits import commit
 from support.damage import cut_short, flip

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.storage import WrapperStore
 
-from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import DamagedChunkError, SnapshotNotFoundError
 from thermopile.state_store.reader import read_rows
 from thermopile.state_store.schema import Description, Schema
 
@@ -60,7 +60,7 @@ def store(original, tmp_path):
 def read(path, column="image/tau", start=0, stop=SAMPLES, at="latest"):
     repository = Repository(path)
     snapshot = repository.resolve(at)
-    return read_rows(repository.group(snapshot), repository.description, column, start, stop)
+    return read_rows(repository.group(snapshot), repository.description.block_rows, column, start, stop)
 
 
 def chunk_files(path):
@@ -114,7 +114,7 @@ def test_every_file_is_named_by_the_one_chunk_that_needs_it(store):
             for column in ("image/tau", "visits", "last_step"):
                 for start in (0, 300, 900):
                     try:
-                        read_rows(group, description, column, start, start + 1)
+                        read_rows(group, description.block_rows, column, start, start + 1)
                     except DamagedChunkError as error:
                         yield column, start, re.search(r"chunks/(\w+)", str(error))[1]
 
@@ -176,7 +176,7 @@ def test_an_array_that_is_not_there_is_damage_too(original):
     repository = Repository(original)
     description = repository.description
     with pytest.raises(DamagedChunkError, match="array 'image/tau' is missing"):
-        read_rows(zarr.create_group({}), description, "image/tau", 0, 1)
+        read_rows(zarr.create_group({}), description.block_rows, "image/tau", 0, 1)
 
 
 def test_a_read_that_fails_but_once_gives_its_rows(original):
@@ -193,7 +193,7 @@ def test_a_read_that_fails_but_once_gives_its_rows(original):
     snapshot = repository.resolve("latest")
     store = FailsOnce(repository.group(snapshot).store)
     group = zarr.open_group(store, mode="r")
-    rows = read_rows(group, repository.description, "image/tau", 310, 950)
+    rows = read_rows(group, repository.description.block_rows, "image/tau", 310, 950)
     assert store.left == 0
     np.testing.assert_array_equal(rows[:290], values(310, 600))
     np.testing.assert_array_equal(rows[-50:], values(900, 950))

@@ -5,7 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from thermopile.state_store import StateReader, StateStore, list_snapshots
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 
 from support.programs import crashing
 from support.programs.crashing import ExpectedState, assert_columns_equal, run_until_killed

@@ -5,9 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from thermopile.state_store import BackgroundError, SnapshotError, StateReader, StateStore, history, list_snapshots
+from thermopile.state_store import history
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.errors import BackgroundError, SnapshotError
 from thermopile.state_store.icechunk_files import needed_files
 from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.storage.bucket import SCRATCH, Address
 
 from support.threads import ThreadRank
@@ -26,7 +30,7 @@ def opened(kind, path):
     settings = {"samples": SAMPLES, "fields": FIELDS, "dataset_fingerprint": "glyphs-1", "memory_budget": budget}
     ranks = ThreadRank.both() if world == 2 else [Ranks()]
     owned = [range(SPLIT), range(SPLIT, SAMPLES)] if world == 2 else [range(SAMPLES)]
-    there = history.is_there(path)
+    there = path.holds(history.INDEX)
 
     def open_one(rank, ids):
         of_rank = settings | {"ranks": rank, "owned": ids}

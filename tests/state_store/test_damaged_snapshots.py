@@ -6,13 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from thermopile.state_store import (
-    SnapshotError,
-    SnapshotNotFoundError,
-    history,
-    icechunk_files,
-)
+from thermopile.state_store import history, icechunk_files
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import SnapshotError, SnapshotNotFoundError
 from thermopile.state_store.history import COPY, INDEX
 from thermopile.state_store.ranks import Ranks
 
@@ -111,10 +107,10 @@ def test_a_commit_builds_on_the_newest_intact_snapshot_and_names_each_damaged_on
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield rows(4, 256)
 
-    about = {"step": 4, "epoch": 0, "config_hash": "", "dataset_fingerprint": "glyphs-1", "ranks": Ranks()}
+    about = {"step": 4, "epoch": 0, "config_hash": "", "dataset_fingerprint": "glyphs-1"}
     with pytest.raises(SnapshotError, match=r"which builds on step-1, .*No space left"):
-        repository.commit(parts, base=made[2], **about)
-    repository.commit(parts, base=made[2], **about)
+        repository.commit(parts, base=made[2], about=about, ranks=Ranks())
+    repository.commit(parts, base=made[2], about=about, ranks=Ranks())
     assert bases == [made[0]] * 2
     assert [entry.tag for entry in history.load(path)[0].snapshots] == [f"step-{step}" for step in range(5)]
     assert (columns(repository)["visits"] == [1] * 256 + [4] * 744).all()

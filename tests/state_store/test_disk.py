@@ -8,8 +8,8 @@ from pathlib import Path
 import icechunk
 import pytest
 
-from thermopile.state_store import StoreNotFoundError
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import StoreNotFoundError
 from thermopile.state_store.schema import Description, Schema
 from thermopile.storage import files
 from thermopile.storage.files import writer_name

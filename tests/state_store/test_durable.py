@@ -11,15 +11,11 @@ import pytest
 from zarr.codecs import Crc32cCodec
 from zarr.core.sync import sync
 
-from thermopile.state_store import (
-    SnapshotError,
-    SnapshotNotFoundError,
-    StateReader,
-    list_snapshots,
-)
 from thermopile.state_store.commit import ColumnPart
-from thermopile.state_store.durable import Repository
+from thermopile.state_store.durable import Repository, list_snapshots
+from thermopile.state_store.errors import SnapshotError, SnapshotNotFoundError
 from thermopile.state_store.history import COPY, INDEX
+from thermopile.state_store.reader import StateReader
 from thermopile.state_store.schema import Description
 from thermopile.storage.local import LocalPath
 

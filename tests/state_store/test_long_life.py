@@ -6,9 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
-from thermopile.state_store import DamagedChunkError, SnapshotNotFoundError, StateReader, StateStore, StateStoreError
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import DamagedChunkError, SnapshotNotFoundError, StateStoreError
 from thermopile.state_store.history import COPY
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 
 from support.programs import long_life
 

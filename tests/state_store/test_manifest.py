@@ -24,8 +24,8 @@ def repository(tmp_path_factory):
 
 def test_all_chunks_are_counted_and_those_that_are_files_are_named(repository):
     found = [chunk_refs(file.read_bytes()) for file in (repository / "manifests").iterdir()]
-    assert sorted((refs.total, len(refs.files)) for refs in found) == [(3, 0), (7, 7)]
-    assert set.union(*(refs.files for refs in found)) == {file.name for file in (repository / "chunks").iterdir()}
+    assert sorted((total, len(files)) for total, files in found) == [(3, 0), (7, 7)]
+    assert set.union(*(files for _, files in found)) == {file.name for file in (repository / "chunks").iterdir()}
 
 
 def test_what_is_no_manifest_is_refused(repository):

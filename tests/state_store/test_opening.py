@@ -5,14 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from thermopile.state_store import (
-    StateReader,
-    StoreExistsError,
-    StoreMismatchError,
-    StoreNotFoundError,
-    list_snapshots,
-)
-from thermopile.state_store.durable import Repository
+from thermopile.state_store.durable import Repository, list_snapshots
+from thermopile.state_store.errors import StoreExistsError, StoreMismatchError, StoreNotFoundError
+from thermopile.state_store.reader import StateReader
 
 from support.commits import (
     commit,

@@ -23,7 +23,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from thermopile.state_store import SnapshotError, StateReader, StateStore, commit, durable, list_snapshots
+from thermopile.state_store import commit, durable
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.errors import SnapshotError
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.storage import files
 
 from support.threads import ThreadRank

@@ -4,9 +4,9 @@ import sys
 import numpy as np
 import pytest
 
-import thermopile.state_store
-from thermopile.state_store import DamagedChunkError, FieldError, SnapshotNotFoundError, StateReader
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import DamagedChunkError, FieldError, SnapshotNotFoundError
+from thermopile.state_store.reader import StateReader
 
 IDS = np.array([2, 99, 40])
 
@@ -127,19 +127,14 @@ def test_a_snapshot_that_the_run_deletes_is_no_damage(create, path, new_rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "unwanted"),
+    ("module", "unwanted"),
     [
-        ("StateReader", {"torch", "numba"}),
-        ("list_snapshots", {"torch", "numba"}),
-        ("StateStoreError", {"torch", "numba", "zarr", "icechunk"}),
+        ("reader", {"torch", "numba"}),
+        ("durable", {"torch", "numba"}),
+        ("errors", {"torch", "numba", "zarr", "icechunk"}),
     ],
 )
-def test_reading_loads_no_torch_and_an_error_class_nothing_heavy(name, unwanted):
-    program = f"import sys; from thermopile.state_store import {name}; sys.exit(str({unwanted} & set(sys.modules)))"
+def test_reading_loads_no_torch_and_an_error_class_nothing_heavy(module, unwanted):
+    program = f"import sys; import thermopile.state_store.{module}; sys.exit(str({unwanted} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.stderr.strip() == "set()"
-
-
-def test_a_name_that_the_package_lacks_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'StateWriter'"):
-        thermopile.state_store.StateWriter  # noqa: B018 (the look-up is the test)

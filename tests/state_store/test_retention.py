@@ -8,12 +8,10 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.state_store import (
-    SnapshotError,
-    StateReader,
-)
 from thermopile.state_store.durable import Repository
-from thermopile.state_store.history import early_steps
+from thermopile.state_store.errors import SnapshotError
+from thermopile.state_store.history import early_steps, retained_steps
+from thermopile.state_store.reader import StateReader
 from thermopile.state_store.schema import Description
 
 from support.commits import (
@@ -46,6 +44,14 @@ def test_retaining_keeps_the_last_ones_those_of_round_steps_and_the_first(reposi
     assert tags(repository) == [f"step-{step}" for step in kept]
     for step in kept[1:]:
         assert_all_rows(repository, f"step-{step}", step)
+
+
+@pytest.mark.parametrize(
+    ("keep_last", "keep_every", "kept"),
+    [(1, 0, {50}), (2, 0, {45, 50}), (1, 20, {0, 20, 40, 50}), (9, 0, {0, 20, 40, 45, 50})],
+)
+def test_the_newest_steps_and_the_multiples_are_retained(keep_last, keep_every, kept):
+    assert retained_steps([50, 0, 20, 45, 40], keep_last, keep_every) == kept
 
 
 @given(st.sets(st.integers(0, 10**6), max_size=60), st.integers(0, 9))

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.state_store import DuplicateIdError, SampleIdError
+from thermopile.state_store.errors import DuplicateIdError, SampleIdError
 from thermopile.state_store.transfer import checked_ids, sorted_without_repeats
 
 ids_below_50 = st.lists(st.integers(0, 49)).map(lambda ids: np.array(ids, dtype=np.int64))

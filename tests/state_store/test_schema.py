@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from thermopile.state_store import FieldError
+from thermopile.state_store.errors import FieldError
 from thermopile.state_store.schema import Schema
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from thermopile.state_store import StateReader, list_snapshots
 from thermopile.state_store.commit import array_of
-from thermopile.state_store.durable import Repository
+from thermopile.state_store.durable import Repository, list_snapshots
 from thermopile.state_store.ranks import Ranks
+from thermopile.state_store.reader import StateReader
 from thermopile.state_store.schema import Description
 
 from support.programs import two_ranks

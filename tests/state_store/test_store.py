@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.state_store import (
-    DuplicateIdError,
-    FieldError,
-    SampleIdError,
-    StateReader,
-    StepError,
-)
+from thermopile.state_store.errors import DuplicateIdError, FieldError, SampleIdError, StepError
+from thermopile.state_store.reader import StateReader
 
 from support.waits import no_waits
 

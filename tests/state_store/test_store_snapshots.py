@@ -11,14 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.state_store import (
-    BackgroundError,
-    SnapshotError,
-    StateReader,
-    StepError,
-    StoreClosedError,
-    StoreLockedError,
-)
+from thermopile.state_store.errors import BackgroundError, SnapshotError, StepError, StoreClosedError, StoreLockedError
+from thermopile.state_store.reader import StateReader
 
 IDS = np.array([2, 99, 40])
 
@@ -282,7 +276,7 @@ def test_a_store_without_samples_or_rows_in_a_block_is_refused(create, path, siz
 @pytest.mark.wide
 def test_a_store_left_open_does_not_keep_the_process_alive(path):
     program = (
-        "import sys, numpy, torch; from thermopile.state_store import StateStore\n"
+        "import sys, numpy, torch; from thermopile.state_store.store import StateStore\n"
         "store = StateStore.create(sys.argv[1], 10, {'tau': 0.1}, block_rows=4, dataset_fingerprint='d')\n"
         "store.put(numpy.arange(3), {'tau': torch.ones(3)}, step=1)\n"
         "store.snapshot(1, epoch=0)\n"

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.order.order import Order
-from thermopile.state_store import BackgroundError, DamagedChunkError, MemoryBudgetError, StateReader, StateStore
+from thermopile.state_store.errors import BackgroundError, DamagedChunkError, MemoryBudgetError
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.storage.files import NotRegularFileError
 
 FIELDS = {f"field_{i}": i / 2 for i in range(6)}  # with visits and last_step: 32 bytes a row

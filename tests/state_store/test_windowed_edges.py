@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.state_store import BackgroundError, StateStore
+from thermopile.state_store.errors import BackgroundError
+from thermopile.state_store.store import StateStore
 from thermopile.state_store.working_tier import WorkingTier
 
 SAMPLES, BLOCK_ROWS, ROW_BYTES = 240, 20, 32

@@ -8,7 +8,7 @@ import pytest
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
-from thermopile.state_store import StoreLockedError
+from thermopile.state_store.errors import StoreLockedError
 from thermopile.state_store.history import taken_over
 from thermopile.storage import bucket as addresses
 from thermopile.storage import bucket_lock

@@ -97,11 +97,12 @@ class PlaceTests:
 
     def test_a_mark_is_seen_until_it_is_removed_or_left_over(self, place):
         place.make()
-        for removed in (lambda: place.unmark("1"), place.remove_leftovers):
-            place.mark("1")
-            assert place.sees_mark("1")
+        mark = place.mark("1")
+        for removed in (lambda: mark.parent.remove([mark.name]), place.remove_leftovers):
+            mark.create(b"")
+            assert place.mark("1").is_seen()
             removed()
-            assert not place.sees_mark("1")
+            assert not mark.is_seen()
 
     def test_files_are_on_this_machine_while_they_are_asked_for(self, place):
         place.make()

@@ -27,10 +27,8 @@ def commit(repository, step, parts=None, *, base=None, ranks=ALONE, **changes):
     if parts is None:
         names = made_for.schema.columns
         parts = [ColumnPart(0, {name: np.full(made_for.samples, step, made_for.schema.dtype(name)) for name in names})]
-    about = {"epoch": 0, "config_hash": "", "dataset_fingerprint": made_for.dataset_fingerprint} | changes
-    return repository.commit(
-        lambda _: parts, base=base or repository.resolve("latest"), step=step, ranks=ranks, **about
-    )
+    about = {"step": step, "epoch": 0, "config_hash": "", "dataset_fingerprint": made_for.dataset_fingerprint} | changes
+    return repository.commit(lambda _: parts, base=base or repository.resolve("latest"), about=about, ranks=ranks)
 
 
 def columns(repository, at="latest"):

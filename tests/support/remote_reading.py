@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.loading.ffcv_loader import FFCVLoader
-from thermopile.pipeline.order.order import Selected
+from thermopile.pipeline.order.order import Served
 from thermopile.pipeline.views.recipes import RECIPES
 from thermopile.trainer.run.build import windows_from
 
@@ -30,7 +30,7 @@ def reading(dataset, order, limit=None, *, epochs=1, name="ffcv"):
         if limit is None:
             yield loader
             return
-        positions = order.order if isinstance(order, Selected) else order
+        positions = order.order if isinstance(order, Served) else order
         with dataset.files.expect(windows_from(0, positions, epochs), order, limit):
             yield loader
 
@@ -54,7 +54,7 @@ def assert_same(dataset, local, order, limit, *, epochs=1, name="ffcv", after=la
 
 def cached_bytes(dataset):
     """Bytes of the pictures and tokens in the cache, all in blocks' files."""
-    with dataset.files.samples.lock:  # under which blocks are evicted
+    with dataset.files.lock:  # under which blocks are evicted
         return sum(path.stat().st_size for path in (dataset.files.cache / "blocks").iterdir())
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from thermopile.pipeline.opening import Dataset
-from thermopile.state_store import StateReader, list_snapshots
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.bucket import Address
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpoints.tensors import take_apart

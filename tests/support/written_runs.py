@@ -1,12 +1,16 @@
 """Runs whose rows of state are given: nothing is trained."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
-from thermopile.state_store import StateReader, StateStore
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.trainer.config import load_config
 from thermopile.trainer.objectives import create_objective
 from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.own_dataset import keep_facts
 from thermopile.trainer.run_directory import RunDirectory
 
 STEP = 5
@@ -17,7 +21,7 @@ def run_without_state(path, dataset, planted=0.0, **objective):
     run = RunDirectory(path)
     data = {"path": str(dataset.path), "image_size": 32, "planted": planted}
     config = resolve(load_config({"batch_size": 16, "data": data, "objective": objective}), dataset)[0]
-    run.create(config)
+    run.create(config, partial(keep_facts, run, dataset))
     return run, create_objective(config.objective.name, mode=config.objective.mode, **config.objective.settings).fields
 
 
@@ -32,7 +36,7 @@ def tau_of(taus):
     return {f"{side}/tau": tau for side, tau in taus.items()}
 
 
-def write_run(path, dataset, taus, *, visited=None, objective="isogclr", snapshot=True):
+def write_run(path, dataset, taus, *, visited=None, visits=1, objective="isogclr", snapshot=True):
     """Write a run of `dataset` at `path`; taus maps a side to the tau of every sample, of which `visited` are put."""
     run, fields = run_without_state(path, dataset, name=objective)
     if snapshot:
@@ -40,7 +44,8 @@ def write_run(path, dataset, taus, *, visited=None, objective="isogclr", snapsho
         with StateStore.create(run.state, dataset.n, block_rows=16, **identity) as store:
             ids = np.arange(dataset.n) if visited is None else np.flatnonzero(visited)
             if len(ids):
-                put(store, fields, tau_of(taus), ids, STEP)
+                for _ in range(visits):
+                    put(store, fields, tau_of(taus), ids, STEP)
                 store.snapshot(STEP, epoch=1).result()
     return run
 

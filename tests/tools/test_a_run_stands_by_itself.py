@@ -1,6 +1,5 @@
 """What each command does with a run after samples were appended to its dataset, and without its dataset."""
 
-import json
 import shlex
 import shutil
 
@@ -10,7 +9,7 @@ import pytest
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.opening import Dataset, Mixture, open_dataset
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.bucket import Address
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -37,8 +36,8 @@ COMMANDS = {
     "eval": ("eval {run} --test {other} --json {data}", OR_TRAIN),
     "eval --train": ("eval {run} --train {other} --test {other} --json {data}", None),
     "effect": ("effect {run} {run} --test {other} --json {data}", OR_TRAIN),
-    "embed": ("embed {run} {other} {out} {data}", None),
-    "export": ("export {run} --to {out} --format safetensors {data}", None),
+    "embed": ("embed {run} {other} {out}", None),
+    "export": ("export {run} --to {out} --format safetensors", None),
     "state check": ("state check {run} {data}", None),
     "state log": ("state log {run}", None),
     "fork": ("fork {run} --out {out} {data}", MOVED),
@@ -179,37 +178,19 @@ def test_an_export_without_the_dataset_has_the_tokenizer_of_the_run(run, pairs_d
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == pairs_dataset.tokenizer_path.read_bytes()
 
 
-def forget_facts(run):
-    """Make a run one of an earlier version."""
-    run.tokenizer.unlink()
-    run.trained_on.unlink()
-
-
-def test_a_run_of_an_earlier_version_needs_its_dataset_which_may_have_grown(run, grown, tmp_path):
-    forget_facts(run)
-    succeed("export", run.path, "--to", tmp_path / "out", "--format", "safetensors")
-    succeed("eval", run.path, "--test", grown)
-    done = succeed("state", "check", run.path)
-    assert "has grown since" in done.stdout
-    succeed("train", "--out", run.path, "--resume")
-    assert run.tokenizer.read_bytes() == (grown / "tokenizer.json").read_bytes()
-    assert json.loads(run.trained_on.read_bytes())["tokenizer_digest"]
-
-
-def test_without_its_dataset_a_run_of_an_earlier_version_says_what_is_needed(run, away, tmp_path):
-    forget_facts(run)
-    words = ("export", run.path, "--to", tmp_path / "out", "--format", "safetensors")
-    assert_one_line(cli(*words), 1, "the tokenizer of the run's dataset is needed", "current path with --data.")
-    succeed(*words, "--data", away[2])
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "trained_on.json"])
-def test_a_damaged_file_is_told_and_the_dataset_is_read_in_its_place(name, run, grown, tmp_path):
+def test_a_damaged_or_missing_file_is_told_and_a_resumed_run_writes_it_again(name, run, away, tmp_path):
     file = run.path / name
-    file.write_bytes(file.read_bytes().replace(b"2", b"3", 1))
-    done = succeed("export", run.path, "--to", tmp_path / "out", "--format", "safetensors")
-    assert f"{file} is " in done.stderr
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (grown / "tokenizer.json").read_bytes()
+    kept = file.read_bytes()
+    export = ("export", run.path, "--to", tmp_path / "out", "--format", "safetensors")
+    for damaged in (kept.replace(b"2", b"3", 1), None):
+        file.unlink() if damaged is None else file.write_bytes(damaged)
+        done = cli(*export)
+        assert done.exit_code == 1
+        assert f"{file} is missing or damaged; `thermopile train --resume --out {run.path}`" in done.stderr
+    succeed("train", "--out", run.path, "--resume", "--data", away[2])
+    assert file.read_bytes() == kept
+    succeed(*export)
 
 
 def test_a_file_that_leads_elsewhere_is_refused(run, tmp_path):

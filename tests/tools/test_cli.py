@@ -75,6 +75,8 @@ def test_simple_mistakes_are_refused_without_importing_torch(tmp_path):
         ([*train, "--set", "lr=1"], 2, "unknown setting 'lr' (did you mean 'optimizer.lr'?)"),
         ([*train, "--set", "epochs=0"], 2, "epochs = 0"),
         ([*train, "--set", "epochs"], 2, "is not key=value"),
+        ([*train, "--set", 'model.image.config={"a": 1}'], 2, "set each by name, model.image.config.NAME=VALUE"),
+        ([*train, "--set", "optimizer=adam"], 2, "set each by name, optimizer.NAME=VALUE"),
         (["train", "--out", "begun"], 2, "begun holds a run; continue it with --resume"),
         (["train", "--out", "empty/..", "--set", "epochs=1"], 2, "is not empty; choose another directory"),
         (["train", "--out", "warnings.log", "--set", "epochs=1"], 2, "is not empty; choose another directory"),

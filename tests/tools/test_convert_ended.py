@@ -6,10 +6,13 @@ import subprocess
 import sys
 import time
 from functools import partial
+from itertools import islice
 
 import pytest
+from obstore.store import MemoryStore
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings
+from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.storage.bucket import Address
 from thermopile.storage.bucket_errors import ObjectStoreError
@@ -17,6 +20,8 @@ from thermopile.tools.convert import _convert
 from thermopile.tools.convert_splits import Split
 
 from support.cli import assert_one_line, cli
+from support.conversions import in_this_process, many_shards
+from support.pictures import draw
 
 run = partial(cli, "convert")
 
@@ -52,6 +57,40 @@ def test_a_store_that_went_away_is_not_asked_again(monkeypatch, capsys):
     with pytest.raises(ObjectStoreError, match="the first error"):
         _convert(convert, split, ConvertSettings())
     assert "continue with the same command and --resume" in capsys.readouterr().err
+
+
+GO_ON, KEPT = "continue with the same command and --resume.", "Finished shards are kept; "
+
+
+@pytest.mark.parametrize(
+    ("is_remote", "shards", "error", "said"),
+    [
+        (False, 0, SourceError("wrong"), ""),
+        (False, 1, SourceError("wrong"), KEPT + GO_ON),
+        (False, 1, KeyboardInterrupt(), KEPT + GO_ON),
+        (True, 0, SourceError("wrong"), GO_ON),
+        (True, 1, SourceError("wrong"), KEPT + GO_ON),
+        (True, 1, PermissionError("refused"), GO_ON),
+        (True, 1, KeyboardInterrupt(), GO_ON),
+    ],
+)
+def test_shards_are_said_to_be_kept_where_one_is_known_to_be(tmp_path, monkeypatch, is_remote, shards, error, said):
+    def pool(job, parts, counted, on_progress):
+        in_this_process(job, islice(parts, shards), counted, on_progress)
+        raise error
+
+    many_shards(monkeypatch, rows=8)
+    monkeypatch.setattr("thermopile.tools.convert.processes", lambda workers: pool)
+    store = MemoryStore()
+    monkeypatch.setattr("thermopile.storage.bucket._store", lambda bucket, repeats=0: store)
+    for number in range(20):
+        draw(number).save(tmp_path / f"{number}.jpg")
+    out = "s3://bucket/out" if is_remote else tmp_path / "new" / "out"
+    ended = run("folder", tmp_path, out)
+    assert ended.exit_code == 1
+    assert [line for line in ended.stderr.splitlines() if "--resume" in line] == [said] * bool(said)
+    if shards:
+        assert_one_line(run("folder", tmp_path, out), 2, "unfinished conversion; continue it with --resume")
 
 
 def test_on_ray_excludes_parts_and_names_what_is_missing(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """`curate` on 66 samples whose state is given: what each rule drops, what it says of it, and what `train` takes."""
 
 import json
+import re
 import shlex
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +16,7 @@ from thermopile.storage.selection import Selection
 from thermopile.tools.curate import _next_steps
 from thermopile.tools.curation import KEPT, LISTED, Curation
 from thermopile.tools.inspection.duplicates.finding import NO_CLUSTERS, REASONS, Duplicates, write_duplicates
-from thermopile.tools.inspection.duplicates.picture_agreement import Agreement
+from thermopile.tools.inspection.duplicates.same_pictures import Agreement
 from thermopile.tools.inspection.duplicates.similar_pairs import SimilarPairs
 from thermopile.trainer.config import DataConfig, load_config
 from thermopile.trainer.run.build import resolve
@@ -296,7 +298,7 @@ def test_tags_that_are_not_of_the_dataset_are_refused_in_one_line(curate, hostil
 def test_the_counts_are_printed_or_json(curate, tmp_path):
     words = "--drop-misfits", 2
     result, kept, _ = curate.done(*words)
-    assert [line.split() for line in result.stdout.splitlines() if "misfit" in line] == [["misfit", "2"]]
+    assert rows_of(result) == [("kept", str(len(kept))), ("misfit", "2")]  # without the rules that were not asked for
     assert result.stdout.splitlines()[-1].startswith(f"next: `thermopile train --select {tmp_path / 'k.parquet'} …`")
     result, _, _ = curate.done(*words, "--overwrite", "--json")
     said = json.loads(result.stdout)
@@ -306,6 +308,20 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
                     "not_trained_on": 0},
         "notes": ["Kept samples with fewer than 5 visits, too few to be judged, or planted: 1."],
     }  # fmt: skip
+
+
+def rows_of(result):
+    """The rows of the printed table, without its head."""
+    return re.findall(r"^ +([a-z ]*[a-z]) +([\d,]+) *$", result.stdout, re.MULTILINE)
+
+
+def test_a_rule_that_was_asked_for_is_printed_though_it_drops_nothing(curate):
+    result, kept, _ = curate.done("--cap", 1000, "--tau-power", 1)
+    assert rows_of(result) == [("kept", str(len(kept))), ("class full", "0")]
+
+
+def inspection_of(data):
+    return SimpleNamespace(config=SimpleNamespace(data=DataConfig(**data)))
 
 
 @pytest.mark.parametrize(
@@ -320,7 +336,7 @@ def test_the_counts_are_printed_or_json(curate, tmp_path):
 def test_the_commands_that_come_next_take_the_files(dropped, weights, data, ways):
     files = {"RUN": "runs/a b", "K": "my files/k.parquet", "D": "my files/k.dropped.parquet"}
     reasons = np.repeat([KEPT, LISTED], [3 - dropped, dropped])
-    found = Curation(reasons, NO_IDS, NO_CLUSTERS, weights, [], "", lambda ids: {}, "step-5", DataConfig(**data))
+    found = Curation(inspection_of(data), reasons, NO_IDS, NO_CLUSTERS, weights, [])
     said = _next_steps(*files.values(), found)
     assert [shlex.split(way) for way in said.strip("`").split("`, or `")] == [
         ["thermopile", *(files.get(word, word) for word in way.split())] for way in ways
@@ -328,7 +344,7 @@ def test_the_commands_that_come_next_take_the_files(dropped, weights, data, ways
 
 
 def test_the_files_of_a_mixture_are_not_said_to_be_taken_as_they_are():
-    found = Curation(NO_IDS, NO_IDS, NO_CLUSTERS, None, [], "", dict, "step-5", DataConfig(parts=("a", "b")))
+    found = Curation(inspection_of({"parts": ("a", "b")}), NO_IDS, NO_IDS, NO_CLUSTERS, None, [])
     assert "make a file for each part" in _next_steps("run", "k.parquet", "k.dropped.parquet", found)
 
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.drift import drift
 from thermopile.trainer.run_directory import RunDirectory
@@ -106,7 +106,7 @@ def test_a_score_whose_queries_all_share_a_caption_has_no_difference_but_a_note(
     pq.write_table(pa.table(same), tmp_path / "same.parquet")
     found = effect(runs[:2], dataset_of(ParquetSource([tmp_path / "same.parquet"]), tmp_path / "same"))
     assert found["scores"]["image_to_text"]["1"]["all"] is None
-    assert "No error of image to text, R@1: all queries share captions." in found["notes"]
+    assert "No error of image to text, R@1: it takes two queries without a common caption." in found["notes"]
 
 
 def test_the_table_has_bands_and_classes_and_errors_beside_each_difference(runs, hostile_dataset):
@@ -144,8 +144,8 @@ def test_temperatures_of_runs_whose_blocks_differ_are_compared_sample_by_sample(
 def test_nothing_in_common_and_wrong_usage_are_refused_in_one_line(runs, hostile_dataset, flat_dataset, tmp_path):
     of = ("--test", hostile_dataset.path)
     assert_one_line(cli("effect", *runs[:3], *of), 2, "the number of runs is odd")
-    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "effect.png"), 2, "is not an .html file")
-    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "no" / "effect.html"), 2, "existing folder")
+    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "effect.png"), 2, "does not end in .html")
+    assert_one_line(cli("effect", *runs[:2], *of, "--out", tmp_path / "no" / "effect.html"), 2, "no does not exist")
     assert_one_line(cli("effect", runs[0], tmp_path / "gone", *of), 1, "is not a run")
     wrong = cli("effect", *runs[:2], *of, "--at", "step-1000")
     assert_one_line(wrong, 1, "step-1000")

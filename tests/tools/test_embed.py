@@ -3,6 +3,7 @@
 import shutil
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,10 +18,11 @@ from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.features import (
     restore_encoders,
-    streamed_features,
+    some_features,
     text_features,
 )
 from thermopile.trainer.run.build import recipe_named, resolve
+from thermopile.trainer.run.own_dataset import keep_facts
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli, succeed
@@ -43,7 +45,7 @@ def run_with_random_weights(path, dataset):
     }  # fmt: skip
     config = resolve(load_config(settings), dataset)[0]
     run = RunDirectory(path)
-    run.create(config)
+    run.create(config, partial(keep_facts, run, dataset))
     for step in (1, 2):
         torch.manual_seed(step)
         encoders = Encoders.create(config.model, config.objective.mode, 16, dataset.index.tokenizer)
@@ -121,20 +123,6 @@ def test_captions_of_another_dataset_are_read_with_the_run_s_own_tokenizer(
     assert np.array_equal(side(pq.read_table(tmp_path / "other.parquet"), "text"), expected.numpy())
 
 
-def test_without_the_run_s_tokenizer_captions_are_refused_and_data_says_where_it_is(
-    captions_dataset, hostile_dataset, tmp_path
-):
-    shutil.copytree(captions_dataset.path, tmp_path / "there")
-    run = run_with_random_weights(tmp_path / "run", Dataset(tmp_path / "there"))
-    (tmp_path / "there").rename(tmp_path / "moved")
-    words = ("embed", run.path, hostile_dataset.path, tmp_path / "out.parquet")
-    assert_one_line(cli(*words), 1, "the tokenizer of the run's dataset is needed", "--data")
-    assert_one_line(cli(*words, "--data", hostile_dataset.path), 1, "is not the dataset that the run was trained on")
-    assert not (tmp_path / "out.parquet").exists()
-    succeed(*words, "--data", tmp_path / "moved")
-    succeed("embed", run.path, tmp_path / "moved", tmp_path / "own.parquet")
-
-
 def test_pictures_alone_have_one_side(run, images_dataset, tmp_path):
     alone = run_with_random_weights(tmp_path / "run", images_dataset)
     for of in (run, alone):
@@ -172,9 +160,8 @@ def test_features_are_made_no_further_ahead_than_two_batches_and_no_thread_stays
                 read.append(len(table))
                 yield table
 
-    made = streamed_features(
-        encoders_of(run, captions_dataset), Watched(captions_dataset.path), tokenizer, *view(run), rows=16
-    )
+    of = encoders_of(run, captions_dataset), Watched(captions_dataset.path), None, *view(run)
+    made = some_features(*of, tokenizer=tokenizer, rows=16)
     for taken in range(1, 4):
         assert [len(of_side) for of_side in next(made)] == [16, 16]
         time.sleep(0.1)  # time enough for many more

@@ -104,7 +104,7 @@ FUNCTIONS = {
 DEEP = b"[" * 100_000
 LATEST, INFO, MARKER = "checkpoints/latest", "checkpoints/step-2/checkpoint.json", "parts/part-00000.done.json"
 LOGS = ("metrics.jsonl", "warnings.log", "state.lock")
-WRITTEN = "files are not written through links"
+WRITTEN = "no file is written through links"
 
 
 def cases(openers, names, traps, words):

@@ -11,7 +11,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from thermopile.state_store import SnapshotNotFoundError, StateReader, StateStore
+from thermopile.state_store.errors import SnapshotNotFoundError
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.tools.cli import main
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.report import page as page_module

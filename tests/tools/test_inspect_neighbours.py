@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.tools.inspection.features.features_file import FeaturesFile
 from thermopile.tools.serving import server as server_module
 from thermopile.trainer.run_directory import RunDirectory

@@ -122,7 +122,7 @@ def test_what_is_refused_of_a_run_to_resume_is_refused_in_the_same_words(ask, da
     tree = {"epochs": 1, "batch_size": 256, "device": "cpu", "model": SMALL_MODEL,
             "data": {"path": str(pairs_dataset.path), "image_size": 16}}  # fmt: skip
     run = RunDirectory(folder / "run")
-    run.create(resolve(load_config(tree), pairs_dataset)[0])
+    run.create(resolve(load_config(tree), pairs_dataset)[0], lambda: None)
     whole = run.config_file.read_text()
     words = {name: ["--out", run.path, "--resume", *sets(*name.split(" and "))] for name in (
         "log_every=2", "epochs=2", "epochs=2 and log_every=2", "seed=1", "epochs=2 and seed=1", "batch_size=32",

@@ -17,11 +17,11 @@ def clock(monkeypatch):
 def test_a_line_says_how_far_it_is_and_how_long_the_rest_takes(clock, capsys):
     with progress_bar("training", 1000) as bar:
         bar.update(200)  # a run that goes on
-        for clock[0], done in ((109, 205), (110, 300), (120, 400), (130, 1000)):
+        for clock[0], done in ((105, 205), (110, 300), (120, 400), (130, 1000)):
             bar.update(done, "loss 1.0")
     assert capsys.readouterr().err.splitlines() == [
-        "training: 300/1,000, 7 s left loss 1.0",
-        "training: 400/1,000, 34 s left loss 1.0",
+        "training: 300/1,000, 1 min left loss 1.0",
+        "training: 400/1,000, 1 min left loss 1.0",
         "training: 1,000/1,000 loss 1.0",
     ]
 
@@ -31,7 +31,7 @@ def test_the_time_left_waits_until_the_work_is_in_its_stride(clock, capsys):
         bar.update(0)
         for clock[0], done in ((112, 10), (124, 190)):  # compiling took the first twelve seconds
             bar.update(done)
-    assert capsys.readouterr().err.splitlines() == ["training: 10/840 ", "training: 190/840, 43 s left "]
+    assert capsys.readouterr().err.splitlines() == ["training: 10/840 ", "training: 190/840, 44 s left "]
 
 
 def test_lines_become_rarer_down_to_one_in_ten_minutes(clock, capsys):

@@ -9,11 +9,11 @@ import torch
 
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.bucket import Address
 from thermopile.tools.score import score
 from thermopile.trainer.config import RANDOM
-from thermopile.trainer.frozen_pass import FrozenPass
+from thermopile.trainer.loop import FrozenPass
 from thermopile.trainer.run.build import create_order, objective_of, recipe_named
 from thermopile.trainer.run_directory import RunDirectory
 

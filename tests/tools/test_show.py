@@ -190,7 +190,7 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
     out = tmp_path / "sheet.html"
     out.write_bytes(b"mine")
     options = ("--out", out, "--samples", 1, "--image-size", 16)
-    assert_refused(show(images_dataset.path, *options), 2, r"exists; choose another file, or .* --overwrite")
+    assert_refused(show(images_dataset.path, *options), 2, r"exists; choose another name, or .* --overwrite")
     assert out.read_bytes() == b"mine"
     assert show(images_dataset.path, *options, "--overwrite").exit_code == 0
     assert Page(out.read_text("utf-8")).of("img")
@@ -208,7 +208,7 @@ def test_an_existing_file_is_replaced_only_where_that_is_asked_for(images_datase
         (["--ids", ",".join(["1"] * 201)], "201 ids; a sheet shows at most 200"),
         (["--samples", "0"], "--samples"),
         (["--out", "sheet.jpg"], r"does not end in \.html"),
-        (["--out", "absent/sheet.html"], "folder absent does not exist"),
+        (["--out", "absent/sheet.html"], "absent does not exist"),
     ],
 )
 def test_wrong_usage_is_one_line_and_writes_nothing(images_dataset, tmp_path, monkeypatch, options, message):

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.commit import ColumnPart
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.trainer.config import load_config
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -34,7 +35,7 @@ def make_run(tmp_path):
 
     def make(columns=None, *, objective=SETTINGS, data="nowhere", **changes):
         run = RunDirectory(tmp_path / "run")
-        run.create(load_config({"objective": objective, "data": {"path": str(data)}}))
+        run.create(load_config({"objective": objective, "data": {"path": str(data)}}), lambda: None)
         write_columns(run.state, columns or sound_columns(), **changes)
         return run.path
 
@@ -45,7 +46,7 @@ def make_run(tmp_path):
 def one_run(tmp_path_factory):
     """A sound run that no test changes."""
     run = RunDirectory(tmp_path_factory.mktemp("runs") / "run")
-    run.create(load_config({"objective": SETTINGS}))
+    run.create(load_config({"objective": SETTINGS}), lambda: None)
     write_columns(run.state, sound_columns())
     return run.path
 
@@ -98,7 +99,7 @@ def test_a_fault_is_one_line_with_array_chunk_and_the_first_ids(make_run):
     done = state("check", make_run(columns))
     assert done.exit_code == 1
     assert (
-        "problem   array 'image/u', chunk 1: 100 rows not finite; ids 300, 301, 302, 303, 304, …"
+        "problem  array 'image/u', chunk 1: 100 rows not finite; ids 300, 301, 302, 303, 304, …"
         in done.stdout.splitlines()
     )
     assert "1 problem" in next(line for line in done.stdout.splitlines() if line.startswith(" image/u"))
@@ -150,7 +151,7 @@ def test_a_snapshot_that_cannot_be_read_is_a_problem_though_the_others_are_sound
     assert done.exit_code == 1
     sound, problem, verdict = done.stdout.splitlines()[-3:]
     assert (sound, verdict) == ("step-0 is sound", "step-7 is NOT SOUND")
-    assert problem.startswith(f"problem   snapshot step-7 cannot be read: {file} in the state")
+    assert problem.startswith(f"problem  snapshot step-7 cannot be read: {file} in the state")
 
 
 @pytest.mark.parametrize("words", [(), ("--all",)])

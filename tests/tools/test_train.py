@@ -171,7 +171,7 @@ def test_a_run_that_is_past_its_new_end_is_finished(finished):
 
 def test_a_run_from_before_a_setting_goes_on_with_its_default(finished):
     config = finished / "config.toml"
-    newer = ("similarity_budget", "log_every", "grad_clip")
+    newer = ("similarity_budget", "precision", "log_every", "grad_clip")
     lines = config.read_text().splitlines()
     config.write_text("\n".join(line for line in lines if not line.startswith(newer)))
     succeed("train", "--out", finished, "--resume", "--accept-config")

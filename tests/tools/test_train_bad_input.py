@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.dataset.index import seal_index
-from thermopile.state_store import SnapshotError
+from thermopile.state_store.errors import SnapshotError
 from thermopile.storage.sealed_json import seal_document, unseal
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint, save_checkpoint
 from thermopile.trainer.config import load_config

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.errors import ConfigError, RunError
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.own_dataset import keep_facts
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.written_checkpoints import write_checkpoint
@@ -53,7 +55,7 @@ def make_run(path, dataset, image, text=None, name=None, evaluation=None, object
         "objective": {"name": objective, "mode": "bimodal" if text else "unimodal"}, "evaluation": evaluation or {},
     }), dataset)[0]  # fmt: skip
     run = RunDirectory(path)
-    run.create(config)
+    run.create(config, partial(keep_facts, run, dataset))
     torch.manual_seed(3)
     encoders = Encoders.create(config.model, config.objective.mode, 32, dataset.index.tokenizer)
     if encoders.momentum is not None:
@@ -282,6 +284,11 @@ def test_a_card_names_the_hubs_data_set_and_no_folder(root, named, images_datase
     run, _ = make_run(tmp_path / "run", Dataset(tmp_path / "data"), "resnet")
     export_encoders(run, tmp_path / "out", "hf")
     assert card_of(tmp_path / "out/image").data.datasets == named
+    assert ("`datasets`, which are not known here" in card_of(tmp_path / "out/image").text) == (named is None)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    export_encoders(run, tmp_path / "later", "hf")
+    assert card_of(tmp_path / "later/image").data.datasets is None
+    assert "`datasets`, which are not known here" in card_of(tmp_path / "later/image").text
 
 
 @pytest.mark.parametrize("format", ["hf", "safetensors"])

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.selection import Selection
 from thermopile.trainer.run.build import create_order, objective_of
 from thermopile.trainer.run_directory import RunDirectory

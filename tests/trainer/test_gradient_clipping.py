@@ -24,7 +24,7 @@ SGD = OptimizerConfig(name="sgd", momentum=0.0, weight_decay=0.0)
 def stepped(max_norm, scale=1.0, precision="float32", objective="clip"):
     """Let each weight and the temperature have the gradient 3; return the norm, and how far each moved at rate 1."""
     model, learner = nn.Linear(3, 5), create_objective(objective)
-    optimizer, mixed = create_optimizer(SGD, model, learner), MixedPrecision(precision, CPU)
+    optimizer, mixed = create_optimizer(SGD, model, learner, {}), MixedPrecision(precision, CPU)
     if mixed.scaler.is_enabled():
         mixed.scaler.load_state_dict(mixed.scaler.state_dict() | {"scale": scale})
     optimizer.set_learning_rate(1.0)
@@ -63,7 +63,7 @@ def test_a_global_temperature_with_its_own_optimiser_is_left_out():
 
 def test_clipping_reads_nothing_from_the_device():
     model = nn.Linear(3, 5)
-    optimizer = create_optimizer(SGD, model, create_objective("isogclr"))
+    optimizer = create_optimizer(SGD, model, create_objective("isogclr"), {})
     model(torch.randn(4, 3)).sum().backward()
     with no_waits():
         optimizer.clip_gradients(0.5)

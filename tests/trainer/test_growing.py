@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.opening import Dataset
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import cli, sets, succeed

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile.pipeline.order.order import Order
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.local import LocalPath
 from thermopile.storage.selection import ABOUT, WITHOUT, Selection, SelectionError, SelectionWriter
 from thermopile.trainer.errors import ConfigError

@@ -4,7 +4,8 @@ import shutil
 
 import pytest
 
-from thermopile.state_store import SnapshotError, list_snapshots
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.errors import SnapshotError
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run import checkpoint_writer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thermopile.state_store import list_snapshots
+from thermopile.state_store.durable import list_snapshots
 
 from support.cli import sets
 

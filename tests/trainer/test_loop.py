@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config import to_toml
 from thermopile.trainer.errors import ConfigError, TrainingError

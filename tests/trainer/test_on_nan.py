@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
 from thermopile.trainer.errors import TrainingError
 from thermopile.trainer.loop import MAX_SKIPPED, Trainer

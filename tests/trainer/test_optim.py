@@ -91,7 +91,7 @@ def some_gradients(parameters, seed):
 
 def moved_by_no_gradient(name, objective_name):
     model, objective = Weights(), create_objective(objective_name)
-    optimizer = create_optimizer(OptimizerConfig(name=name, lr=0.1, weight_decay=0.3), model, objective)
+    optimizer = create_optimizer(OptimizerConfig(name=name, lr=0.1, weight_decay=0.3), model, objective, {})
     parameters = dict(model.named_parameters()) | dict(objective.named_parameters())
     before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
     for parameter in parameters.values():
@@ -109,7 +109,7 @@ def test_where_the_gradient_is_zero_only_kernels_and_matrices_decay(name, object
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_parameter_follows_its_gradient_once_the_rate_is_set(name):
     model, objective = Weights(), create_objective("clip")
-    optimizer = create_optimizer(OptimizerConfig(name=name, lr=1.0, weight_decay=0.0), model, objective)
+    optimizer = create_optimizer(OptimizerConfig(name=name, lr=1.0, weight_decay=0.0), model, objective, {})
     parameters = [*model.parameters(), *objective.parameters()]
     optimizer.set_learning_rate(1e-3)
     for parameter in parameters:
@@ -124,7 +124,7 @@ def test_every_parameter_follows_its_gradient_once_the_rate_is_set(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimiser_saved_and_loaded_goes_on_bit_for_bit(name, objective):
     model, objective = Weights(), create_objective(objective)
-    optimizer = create_optimizer(OptimizerConfig(name=name, lr=1e-2), model, objective)
+    optimizer = create_optimizer(OptimizerConfig(name=name, lr=1e-2), model, objective, {})
 
     def train(optimizer, model, objective, steps):
         for step in steps:
@@ -137,7 +137,7 @@ def test_an_optimiser_saved_and_loaded_goes_on_bit_for_bit(name, objective):
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     other, other_objective = copy.deepcopy(model), copy.deepcopy(objective)
-    resumed = create_optimizer(OptimizerConfig(name=name, lr=1e-2), other, other_objective)
+    resumed = create_optimizer(OptimizerConfig(name=name, lr=1e-2), other, other_objective, {})
     resumed.load_state_dict(torch.load(file, weights_only=True))
     train(optimizer, model, objective, range(3, 6))
     train(resumed, other, other_objective, range(3, 6))
@@ -160,8 +160,8 @@ def test_the_state_of_another_optimiser_is_refused(kept, message):
     if kept is None:
         state = torch.optim.AdamW(Weights().parameters()).state_dict()
     else:
-        state = create_optimizer(OptimizerConfig(name=kept[0]), Weights(), create_objective(kept[1])).state_dict()
-    optimizer = create_optimizer(OptimizerConfig(), Weights(), create_objective("fastclip_v3"))
+        state = create_optimizer(OptimizerConfig(name=kept[0]), Weights(), create_objective(kept[1]), {}).state_dict()
+    optimizer = create_optimizer(OptimizerConfig(), Weights(), create_objective("fastclip_v3"), {})
     with pytest.raises(ValueError, match=message):
         optimizer.load_state_dict(state)
 
@@ -189,7 +189,7 @@ def test_with_a_layer_decay_each_group_of_layers_learns_more_slowly_than_the_nex
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_without_a_layer_decay_the_state_is_laid_out_as_without_the_setting(name):
-    optimizer = create_optimizer(OptimizerConfig(name=name), Weights(), create_objective("clip"))
+    optimizer = create_optimizer(OptimizerConfig(name=name), Weights(), create_objective("clip"), {})
     groups = optimizer.weights.param_groups
     assert [[p.ndim for p in group["params"]] for group in groups] == [[4, 2], [1, 1, 1, 1], [0]]
     assert not any("lr_scale" in group for group in groups)
@@ -202,7 +202,7 @@ def test_lamb_takes_the_papers_step_from_the_first_on():
         nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((40, 30), (40,))
     )  # of norm 35
     config = OptimizerConfig(name="lamb", lr=1e-2, weight_decay=0.3, betas=(0.5, 0.9), eps=1e-6)
-    optimizer = create_optimizer(config, nn.ParameterList([matrix, vector]), create_objective("isogclr"))
+    optimizer = create_optimizer(config, nn.ParameterList([matrix, vector]), create_objective("isogclr"), {})
     copied = nn.Parameter(vector.detach().clone())
     adam = torch.optim.Adam([copied], lr=1e-2, betas=(0.5, 0.9), eps=1e-6)
     m = v = torch.zeros_like(matrix)
@@ -219,7 +219,7 @@ def test_lamb_takes_the_papers_step_from_the_first_on():
 
 def test_lamb_moves_a_scalar_that_starts_at_zero():
     objective = create_objective("auc_cl", "unimodal")
-    optimizer = create_optimizer(OptimizerConfig(name="lamb", lr=1e-3), Weights(), objective)
+    optimizer = create_optimizer(OptimizerConfig(name="lamb", lr=1e-3), Weights(), objective, {})
     for _ in range(20):
         objective.b.grad = torch.ones_like(objective.b)
         optimizer.step()
@@ -234,7 +234,7 @@ def taus(objective, starts, gradients, name="adamw", scale="plain", **settings):
     seen = []
     for start in starts:
         learner = create_objective(objective, tau=start, tau_scale=scale, **settings)
-        optimizer = create_optimizer(OptimizerConfig(name=name, lr=0.5), nn.Linear(1, 1), learner)
+        optimizer = create_optimizer(OptimizerConfig(name=name, lr=0.5), nn.Linear(1, 1), learner, {})
         (parameter,) = learner.parameters()
         for gradient in gradients:
             parameter.grad = torch.tensor(gradient, dtype=torch.float64)
@@ -297,7 +297,7 @@ def test_on_the_scale_of_the_code_v3_needs_as_many_steps_from_007_to_003_as_the_
 
 def test_the_temperature_is_clipped_with_nothing():
     objective = create_objective("fastclip_v3")
-    optimizer = create_optimizer(OptimizerConfig(), Weights(), objective)
+    optimizer = create_optimizer(OptimizerConfig(), Weights(), objective, {})
     objective.log_tau.grad = torch.full_like(objective.log_tau, 1e3)
     assert optimizer.clip_gradients(1.0) == 0
     assert objective.log_tau.grad == 1e3
@@ -305,7 +305,7 @@ def test_the_temperature_is_clipped_with_nothing():
 
 def test_zero_grad_clears_the_temperature_too():
     objective = create_objective("fastclip_v3")
-    optimizer = create_optimizer(OptimizerConfig(), Weights(), objective)
+    optimizer = create_optimizer(OptimizerConfig(), Weights(), objective, {})
     objective.log_tau.grad = torch.ones_like(objective.log_tau)
     optimizer.zero_grad()
     assert objective.log_tau.grad is None
@@ -314,6 +314,6 @@ def test_zero_grad_clears_the_temperature_too():
 @pytest.mark.parametrize("objective", [("isogclr", {}), ("clip", {"learn_scale": False})])
 def test_an_objective_that_learns_nothing_makes_no_empty_group(objective):
     name, settings = objective
-    optimizer = create_optimizer(OptimizerConfig(), nn.Linear(2, 2), create_objective(name, **settings))
+    optimizer = create_optimizer(OptimizerConfig(), nn.Linear(2, 2), create_objective(name, **settings), {})
     assert len(optimizer.weights.param_groups) == 2
     assert all(group["params"] for group in optimizer.weights.param_groups)

@@ -200,10 +200,17 @@ def test_training_says_first_that_captions_are_planted(pairs_dataset, tmp_path):
     assert "1% of them with another one's caption (data.planted)" in done.stderr
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("budget", ["none", "33KB"])
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("budget", "kills"),
+    [
+        pytest.param("33KB", 4, marks=pytest.mark.wide),
+        pytest.param("33KB", 20, marks=pytest.mark.soak),
+        pytest.param("none", 20, marks=pytest.mark.soak),
+    ],
+)
 def test_ranks_killed_at_many_moments_and_resumed_by_others_have_the_same_samples_planted(
-    start_ranks, pairs_dataset, tmp_path, budget
+    start_ranks, pairs_dataset, tmp_path, budget, kills
 ):
     settings = sets(
         "batch_size=128", "log_every=1", "data.image_size=16", "model.dim=16", "checkpoint.every_steps=2",
@@ -216,9 +223,9 @@ def test_ranks_killed_at_many_moments_and_resumed_by_others_have_the_same_sample
 
     whole, broken = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "broken")
     finish(start(whole, 2))
-    for turn in range(20):
+    for turn in range(kills):
         ranks = start(broken, 2)
-        wait_for(broken, 2 * turn + 3, ranks)
+        wait_for(broken, 40 * turn // kills + 3, ranks)
         kill(ranks)
     finish(start(broken, 2))
     assert_same_run(broken, whole)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError, RanksLostError
@@ -287,7 +287,7 @@ def test_a_rank_that_dies_ends_the_run_by_name_and_it_resumes_with_the_same_loss
         pytest.param("pairs_dataset", 2, ("micro_batch=16",), id="pieces"),
         pytest.param("pairs_dataset", 2, OWN_CODE, id="own code", marks=pytest.mark.soak),
         # 4 steps an epoch: the checkpoint, of step 10, is within one.
-        pytest.param("captions_dataset", 5, (), id="captions drawn"),
+        pytest.param("captions_dataset", 5, (), id="captions drawn", marks=pytest.mark.soak),
     ],
 )
 def test_two_ranks_killed_and_resumed_are_those_never_killed(start, tmp_path, request, dataset, epochs, more):
@@ -331,7 +331,13 @@ def test_ranks_on_selected_samples_with_few_rows_killed_and_resumed_lose_nothing
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("more", [(), (*KEYS, "objective.mode=unimodal", "data.loader=ffcv")], ids=["pairs", "keys"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="pairs"),
+        pytest.param((*KEYS, "objective.mode=unimodal", "data.loader=ffcv"), id="keys", marks=pytest.mark.soak),
+    ],
+)
 def test_ranks_whose_shares_differ_by_holes_train_as_one_does_also_killed_and_resumed(
     start, pairs_dataset, tmp_path, more
 ):
@@ -363,7 +369,9 @@ def test_two_ranks_that_clip_gradients_train_as_one_process_does(start, tmp_path
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("stops", [pytest.param([(2, 12)], id="2 ranks"), pytest.param([(2, 7), (4, 18)], id="4")])
+@pytest.mark.parametrize(
+    "stops", [pytest.param([(2, 12)], id="2 ranks", marks=pytest.mark.soak), pytest.param([(2, 7), (4, 18)], id="4")]
+)
 def test_a_signal_to_one_rank_stops_all_and_the_run_goes_on_with_more_and_with_fewer(alone, start, tmp_path, stops):
     run = RunDirectory(tmp_path / "run")
     for world, steps in stops:

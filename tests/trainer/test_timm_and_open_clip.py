@@ -27,7 +27,7 @@ from thermopile.trainer.evaluation.features import restore_encoders
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.plugins import code_in
 from thermopile.trainer.run.build import recipe_named, resolve
-from thermopile.trainer.run.settings_of_data import choices_of
+from thermopile.trainer.run.chosen_settings import choices_of
 from thermopile.trainer.run_directory import RunDirectory
 
 from support import torchvision_operators  # noqa: F401
@@ -58,10 +58,10 @@ def settings(dataset, model, **more):
 def restored(run):
     """The encoders of a run's last checkpoint."""
     checkpoint = latest_checkpoint(run.checkpoints)
-    info, training = load_checkpoint(checkpoint)
+    _, training = load_checkpoint(checkpoint)
     config = run.config()
-    own, has_texts = (run, info, config.data.path), config.objective.mode == "bimodal"
-    return restore_encoders(config, checkpoint, training, tokenizer_of(*own)[1] if has_texts else None)
+    sizes = tokenizer_of(run)[1] if config.objective.mode == "bimodal" else None
+    return restore_encoders(config, checkpoint, training, sizes)
 
 
 def tokens_of(dataset):

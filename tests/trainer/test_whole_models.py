@@ -21,7 +21,7 @@ from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.export import export_encoders
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import recipe_named
-from thermopile.trainer.run.settings_of_data import choices_of
+from thermopile.trainer.run.chosen_settings import choices_of
 from thermopile.trainer.run_directory import RunDirectory, find_checkpoint, load_found
 
 from support.cli import assert_one_line, cli, succeed
@@ -103,7 +103,9 @@ def test_temperatures_of_their_own_begin_at_the_models_unless_they_are_set(objec
     config = small(words_dataset, **asked)
     assert config.objective.settings[setting] == pytest.approx(math.exp(-2.0))
     given = load_config(asked)
-    assert f"objective.{setting} = 0.1353: as the model had learned it" in choices_of(given, config, words_dataset)
+    assert f"objective.{setting} = 0.1353: as the model had learned it, within its bounds" in choices_of(
+        given, config, words_dataset
+    )
     own = asked | {"objective": {"name": objective, setting: 0.05}}
     assert small(words_dataset, **own).objective.settings[setting] == 0.05
     assert not [line for line in choices_of(load_config(own), config, words_dataset) if "had learned" in line]
@@ -111,7 +113,7 @@ def test_temperatures_of_their_own_begin_at_the_models_unless_they_are_set(objec
     config = small(words_dataset, **bounded)
     assert config.objective.settings[setting] == 0.1
     said = choices_of(load_config(bounded), config, words_dataset)
-    assert f"objective.{setting} = 0.1: as near to what the model had learned as its bounds allow" in said
+    assert f"objective.{setting} = 0.1: as the model had learned it, within its bounds" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...storage.place import Place
-from ..arguments import DatasetPath
+from ..arguments import DATASET
 
 if TYPE_CHECKING:
     from .step import StepCost
@@ -51,7 +51,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 @click.option(
     "--device", "devices", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Repeatable. Default: auto."
 )
-@click.option("--data", type=DatasetPath(), help="Also train on this dataset, and compare.")
+@click.option("--data", type=DATASET, help="Also train on this dataset, and compare.")
 @click.option("--batch", type=click.IntRange(min=16), help="Batch size. Default: the preset's.")
 @click.option("--preset", default="glyphs", show_default=True, help="Where all other settings come from.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="One setting; repeatable.")
@@ -77,7 +77,7 @@ def step(
     from ...trainer.config import load_config
     from ...trainer.config.layers import from_overrides, merge, read_preset
     from ...trainer.run.build import device_named
-    from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
+    from ...trainer.run.chosen_settings import USUAL_BATCH_SIZE
     from .machine import describe_machine, words_of
     from .step import costs_of, synthetic_dataset
 
@@ -119,11 +119,9 @@ def _print_steps(costs: list[StepCost]) -> None:
     for cost in costs:
         memory = "" if cost.peak_gpu_bytes is None else f", {cost.peak_gpu_bytes / 1e9:.2f} GB of GPU memory"
         encoders = cost.image + (f" and {cost.text}" if cost.text else "")
-        click.echo(
-            f"\n{encoders} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters, "
-            f"batch {cost.batch_size:,}, {cost.loader} data: {cost.step_ms:,.1f} ms a step, "
-            f"{cost.samples_per_second:,.0f} samples a second{memory}"
-        )
+        what = f"{encoders} on {cost.device}, {cost.parameters / 1e6:,.1f} million parameters"
+        speed = f"{cost.step_ms:,.1f} ms a step, {cost.samples_per_second:,.0f} samples a second"
+        click.echo(f"\n{what}, batch {cost.batch_size:,}, {cost.loader} data: {speed}{memory}")
         click.echo("  " + ", ".join(f"{part.replace('_', ' ')} {share:.1%}" for part, share in cost.shares.items()))
     for real in costs[1:]:
         click.echo(f"  real data {real.samples_per_second / costs[0].samples_per_second:.0%} of synthetic")
@@ -134,7 +132,7 @@ def _print_steps(costs: list[StepCost]) -> None:
     "  thermopile bench loader --data data/pictures\n"
     "  thermopile bench loader --data data/pictures --recipe crop_flip --views 1 --device cuda --batch 256"
 )
-@click.option("--data", type=DatasetPath(), required=True, help="The dataset to load.")
+@click.option("--data", type=DATASET, required=True, help="The dataset to load.")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -172,10 +170,8 @@ def loader(
         figures = {"images_per_second": found, "missing": lacking}
         click.echo(json.dumps({"machine": machine, "samples": work.dataset.n, "device": work.device.type, **figures}))
         return
-    click.echo(
-        f"{words_of(machine)}\n\n{work.dataset.n:,} images as {views} view{'s'[: views - 1]} of {recipe}, "
-        f"{image_size}×{image_size}, batches of {batch}; images a second, medians of {rounds} rounds"
-    )
+    images = f"{work.dataset.n:,} images as {views} view{'s'[: views - 1]} of {recipe}, {image_size}×{image_size}"
+    click.echo(f"{words_of(machine)}\n\n{images}, batches of {batch}; images a second, medians of {rounds} rounds")
     words = {"ffcv": "ffcv", "dali": f"dali on the {'GPU' if work.device.type == 'cuda' else 'CPU'}"}
     for name, rate in found.items():
         click.echo(f"{words[name]:<16} {rate:>8,.0f}")

@@ -49,10 +49,8 @@ def work_of(dataset: Dataset, batch: int, recipe: str, views: int, image_size: i
     order = Order.create(dataset.n, batch)
     batches = min(MAX_BATCHES, order.steps_per_epoch - WARM_UP)
     if batches < 1:
-        raise click.UsageError(
-            f"{dataset.n:,} images make {order.steps_per_epoch} batches of {batch}, but {WARM_UP + 1} are needed; "
-            "choose a smaller --batch"
-        )
+        few = f"{dataset.n:,} images make {order.steps_per_epoch} batches of {batch}"
+        raise click.UsageError(f"{few}, but {WARM_UP + 1} are needed; choose a smaller --batch")
     return Work(dataset, order, recipe, views, image_size, batches, device)
 
 
@@ -71,8 +69,6 @@ def _loader(module: str, name: str, work: Work, **options: Any) -> Iterator[Serv
 
 
 ffcv, dali = partial(_loader, "ffcv_loader", "FFCVLoader"), partial(_loader, "dali_loader", "DALILoader")
-
-
 LOADERS: dict[str, Contender] = {"ffcv": ffcv, "dali": dali}
 NEEDS = {"ffcv": "...pipeline.dataset.jpeg", "dali": "nvidia.dali"}
 """The module that each needs. Not ffcv itself, whose import sets torch and numba to one thread."""

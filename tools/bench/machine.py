@@ -1,5 +1,7 @@
 """The machine that a figure was measured on."""
 
+import os
+import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ def describe_machine(*packages: str) -> dict[str, Any]:
     """Return CPU model, cores this process may use, RAM in bytes, the GPU or None, and the versions of `packages`."""
     import torch
 
+    cpu = re.search("model name.*:(.*)", Path("/proc/cpuinfo").read_text())
     return {
-        "cpu": _lines("cpuinfo").get("model name", "unknown"),
+        "cpu": cpu[1].strip() if cpu else "unknown",
         "cores": cores(),
-        "ram_bytes": proc_bytes("meminfo", "MemTotal"),
+        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         **{name: _version(name) for name in packages},
     }
@@ -30,18 +33,5 @@ def _version(package: str) -> str:
 def words_of(machine: dict[str, Any]) -> str:
     """Return what describe_machine found, in one line."""
     versions = (f"{name} {machine[name]}" for name in machine if name not in ("cpu", "cores", "ram_bytes", "gpu"))
-    return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:,.0f} GB, "
-        f"GPU: {machine['gpu'] or 'none'}; {', '.join(versions)}"
-    )
-
-
-def proc_bytes(file: str, key: str) -> int:
-    """Return the value of `key` in /proc/`file`, which counts in kB."""
-    return int(_lines(file)[key].removesuffix("kB")) * 1024
-
-
-def _lines(file: str) -> dict[str, str]:
-    """Return the lines `key: value` of a file of /proc; the first of a key counts."""
-    lines = Path("/proc", file).read_text().splitlines()
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    host = f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_bytes'] / 1e9:,.0f} GB"
+    return f"{host}, GPU: {machine['gpu'] or 'none'}; {', '.join(versions)}"

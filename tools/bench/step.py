@@ -1,10 +1,10 @@
 """Measure a training step: the real trainer, on random batches that lie on the device or on a dataset's own."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,21 +21,19 @@ from ...pipeline.dataset.index import (
     shard_name,
 )
 from ...pipeline.opening import Dataset
-from ...trainer.config import load_config
+from ...trainer.config import TrainConfig, load_config
 from ...trainer.config.layers import merge
 from ...trainer.errors import ConfigError
 from ...trainer.loop import Trainer
 from ...trainer.metrics.step_report import TIME, split
 from ...trainer.run.build import resolve
-from ...trainer.run.settings_of_data import USUAL_BATCH_SIZE
+from ...trainer.run.chosen_settings import USUAL_BATCH_SIZE
 from ...trainer.run_directory import RunDirectory
 
 WARM_UP = 10
 """Steps that are not counted: torch initialises itself, and a loader fills what it keeps ready."""
 TOKENIZER = TokenizerInfo(vocab_size=49_408, context_length=32, end_id=49_407)
 """CLIP's vocabulary, and the length of captions that a conversion has by default."""
-SYNTHETIC = {"data": {"loader": "synthetic"}}
-_OWN = {"checkpoint": {"every_steps": 0, "every_minutes": 0}, "log_every": WARM_UP}
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,6 @@ class StepCost:
     """A step of one configuration."""
 
     image: str
-    """The image encoder's name."""
     text: str | None
     """The text encoder's name; None without one."""
     device: str
@@ -73,7 +70,7 @@ def costs_of(
         merge(own, {"data": {"loader": loader}})
         with TemporaryDirectory(dir=directory) as run:
             try:
-                costs.append(step_cost(dataset, own, steps, Path(run)))
+                costs.append(step_cost(complete(dataset, own), steps, Path(run)))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -91,30 +88,30 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in own_words)
 
 
-def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directory: Path) -> StepCost:
-    """Train `steps` steps in `directory`, with no checkpoint but the last, and return the cost of one.
+def step_cost(config: TrainConfig, steps: int, directory: Path) -> StepCost:
+    """Train `steps` steps in `directory` after those of WARM_UP, without evaluations, and return the cost of one.
 
-    settings: as in a run's config.toml. Raises ConfigError if they do not fit, and torch.OutOfMemoryError.
+    config: complete settings. Writes no checkpoint. Raises ConfigError as Trainer does, and torch.OutOfMemoryError.
     """
-    own = deepcopy(dict(settings))
-    merge(own, _OWN)
-    with open_trainer(dataset, own, WARM_UP + steps, directory) as trainer:
-        on_gpu, config = trainer.run.device.type == "cuda", trainer.run.config
+    steps += WARM_UP
+    few = config.model_copy(update={"trackers": (), "steps": steps, "epochs": steps})  # in as many epochs as it takes
+    with Trainer.open(few, RunDirectory(directory / "run")) as trainer:
+        run = trainer.run
+        on_gpu = run.device.type == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        trainer.train(should_stop=lambda: trainer.run.steps_done >= WARM_UP + steps)
-        lines = [json.loads(line) for line in trainer.run.directory.metrics_file.read_text().splitlines()][WARM_UP:]
+        for pieces in islice(run.steps(), steps):
+            trainer.step(pieces)
+        lines = run.flush_log()[WARM_UP:]
         # A GPU lags behind by the same few steps at the first and at the last line, so their mean is what it takes.
         seconds = sum(line[TIME] for line in lines) / len(lines)
         return StepCost(
             image=config.model.image.name,
-            text=config.model.text.name if trainer.run.encoders.text else None,
-            device=str(trainer.run.device),
+            text=config.model.text.name if run.encoders.text else None,
+            device=str(run.device),
             loader=config.data.loader,
             batch_size=config.batch_size,
-            parameters=sum(
-                parameter.numel() for parameter in trainer.run.encoders.parameters() if parameter.requires_grad
-            ),
+            parameters=sum(each.numel() for each in run.encoders.parameters() if each.requires_grad),
             step_ms=1e3 * seconds,
             samples_per_second=config.batch_size / seconds,
             shares=split(lines),
@@ -122,11 +119,16 @@ def step_cost(dataset: Dataset, settings: Mapping[str, Any], steps: int, directo
         )
 
 
-def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, directory: Path) -> Trainer:
-    """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
+def complete(dataset: Dataset, settings: Mapping[str, Any], steps: int = 1) -> TrainConfig:
+    """Return complete settings of a run of at least `steps` steps. Raises ConfigError if they do not fit."""
     tree = {**settings, "data": {**settings.get("data", {}), "path": dataset.absolute}}
     tree["epochs"] = 1 + 2 * steps * (load_config(tree).batch_size or USUAL_BATCH_SIZE) // dataset.n
-    return Trainer.open(resolve(load_config(tree), dataset)[0], RunDirectory(directory / "run"))
+    return resolve(load_config(tree), dataset)[0]
+
+
+def open_trainer(dataset: Dataset, settings: Mapping[str, Any], steps: int, directory: Path) -> Trainer:
+    """Return a trainer at the start of a run of at least `steps` steps in `directory`/run."""
+    return Trainer.open(complete(dataset, settings, steps), RunDirectory(directory / "run"))
 
 
 def synthetic_dataset(path: Path, samples: int) -> Dataset:

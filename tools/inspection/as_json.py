@@ -28,27 +28,18 @@ def to_json(findings: Findings) -> dict[str, Any]:
     for sheet in findings.survey.sheets if findings.survey else ():
         if sheet.side:
             survey["sides"][sheet.side.name][sheet.end] = sheet.sample_ids
-    return {
-        "run": about["run"],
-        "dataset": dataset.absolute if dataset else None,
-        **about,
-        "objective": {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS},
-        **survey,
-        **found,
-        "warnings": findings.warnings,
-        "notes": findings.notes,
-    }
+    about = {"run": about["run"], "dataset": dataset.absolute if dataset else None} | about
+    about["objective"] = {"name": objective.name} | {name: objective.settings.get(name) for name in SETTINGS}
+    return about | survey | found | {"warnings": findings.warnings, "notes": findings.notes}
 
 
 def _about(inspection: Inspection) -> dict[str, Any]:
-    snapshot = inspection.reader and inspection.reader.snapshot
-    return {
-        "run": str(inspection.run.path.resolve()),
-        "snapshot": {name: getattr(snapshot, name) for name in ("tag", "id", "step", "epoch")}
-        | {"written_at": snapshot.written_at.isoformat()}
-        if snapshot
-        else None,
-    }
+    about: dict[str, Any] = {"run": str(inspection.run.path.resolve()), "snapshot": None}
+    if inspection.reader:
+        snapshot = inspection.reader.snapshot
+        named = {name: getattr(snapshot, name) for name in ("tag", "id", "step", "epoch")}
+        about["snapshot"] = named | {"written_at": snapshot.written_at.isoformat()}
+    return about
 
 
 def samples_to_json(
@@ -60,41 +51,21 @@ def samples_to_json(
     """
     in_json = partial(TypeAdapter(Neighbours).dump_python, mode="json", by_alias=True, exclude_none=True)
     neighbours = {id: {"pair_similarity": None} | in_json(found) for id, found in around.items()}
-    return {
-        **_about(inspection),
-        "samples": [
-            {
-                "sample_id": sample.sample_id,
-                **sample.table,
-                "state": _finite(sample.state),
-                "share_with_lower_tau": sample.ranks,
-                "kind": sample.kind,
-                "history": [
-                    {"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)} for at in sample.history
-                ],
-                **({"neighbours": neighbours[sample.sample_id]} if sample.sample_id in around else {}),
-            }
-            for sample in samples
-        ],
-        "notes": inspection.notes,
-    }
+    shown = []
+    for sample in samples:
+        history = [{"tag": at.snapshot.tag, "step": at.snapshot.step, **_finite(at.values)} for at in sample.history]
+        known = {"sample_id": sample.sample_id, **sample.table, "state": _finite(sample.state)}
+        known |= {"share_with_lower_tau": sample.ranks, "kind": sample.kind, "history": history}
+        shown.append(known | ({"neighbours": neighbours[sample.sample_id]} if sample.sample_id in around else {}))
+    return _about(inspection) | {"samples": shown, "notes": inspection.notes}
 
 
 def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) -> dict[str, Any]:
     """Return what `inspect --duplicates` found; the pairs are in the file `rows`."""
-    about = _about(inspection)
-    return {
-        "run": about["run"],
-        "snapshot": about["snapshot"],
-        "samples": found.samples,
-        **{f"{reason}_pairs": count for reason, count in found.counts.items()},
-        "clusters": len(found.sizes),
-        "copies": sum(found.sizes.values()) - len(found.sizes),
-        "compared": found.compared,
-        "thresholds": dict(THRESHOLDS),
-        "pairs": str(rows),
-        "notes": inspection.notes,
-    }
+    pairs = {f"{reason}_pairs": count for reason, count in found.counts.items()}
+    sizes = {"clusters": len(found.sizes), "copies": sum(found.sizes.values()) - len(found.sizes)}
+    how = {"compared": found.compared, "thresholds": dict(THRESHOLDS), "pairs": str(rows), "notes": inspection.notes}
+    return _about(inspection) | {"samples": found.samples} | pairs | sizes | how
 
 
 def _finite(values: Mapping[str, float | int]) -> dict[str, float | int | None]:

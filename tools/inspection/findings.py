@@ -8,23 +8,22 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, TypeVar
 
-from ...state_store import SnapshotNotFoundError
+from ...state_store.errors import SnapshotNotFoundError
 from ...storage.place import Place, Places
 from ...trainer.config import RANDOM
 from ...trainer.metrics.step_report import percent, slower_temperatures
 from ...trainer.run_directory import RunDirectory
-from . import OnTask
+from . import Hidden, Int64s, OnTask, silent
 from .feature_findings.by_features import ByFeatures, by_features
 from .features.confirmation import Confirmation, confirm, with_confirmed
 from .features.embedding_map import EmbeddingMap, embedding_map
 from .features.run_features import DEFAULT, Asked
-from .json_fields import Hidden
 from .opening import LATEST, Inspection, read_run
 from .summary import first_sentences
 from .temperatures.drift import Drift, drift, in_order
 from .temperatures.groups import CLASS_COLUMN
-from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK
-from .temperatures.misfits import Ids, WrongCaptions, misfit_sentences, misfits
+from .temperatures.kinds import COPIED, KIND_NAMES, MISFIT, NOT_TOLD_APART, STUCK, TOO_FEW_VISITS
+from .temperatures.misfits import WrongCaptions, misfit_sentences, misfits
 from .temperatures.samples import InspectedSample, read_samples
 from .temperatures.survey import Side, Survey, survey
 from .temperatures.through_time import ThroughTime, through_time
@@ -52,9 +51,11 @@ class Findings:
     drift: Drift | None = None
     map: EmbeddingMap | None = None
     by_features: ByFeatures | None = None
-    misfits: Hidden[Ids | None] = None
+    misfits: Hidden[Int64s | None] = None
     """Ids of the judged samples, int64 [m], the likeliest wrong caption first; None if no captions were planted."""
     wrong_captions: WrongCaptions | None = None
+    at_tau_min: Hidden[bool] = False
+    """Whether most temperatures are, so that nothing is known of wrong captions."""
     first_sentences: Sequence[str] = ()
     """Associations of the lowest and highest temperatures, the strongest first."""
     samples: Hidden[Mapping[int, InspectedSample]] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Findings:
         """Sentences about the list of misfits; empty without one."""
         kinds = self.survey.kinds if self.survey else None
         has_list = kinds and kinds.worth_showing and kinds.counts.get(KIND_NAMES[MISFIT])
-        return misfit_sentences(self.inspection, self.wrong_captions) if has_list else []
+        return misfit_sentences(self.inspection, self.wrong_captions, self.at_tau_min) if has_list else []
 
 
 def look(
@@ -98,7 +99,7 @@ def look(
     asked: Asked = DEFAULT,
     folder: Path | None = None,
     data: Places | None = None,
-    on_progress: OnTask = lambda what, done, total: None,
+    on_progress: OnTask = silent,
 ) -> Findings:
     """Inspect a run at one snapshot, and its history up to it.
 
@@ -125,7 +126,7 @@ def look(
         samples = read_samples(inspection, shown_ids(found, moved, of_features))
         parts: dict[str, Any] = {"drift": moved, "confirmation": confirmation, "by_features": of_features}
         if len(inspection.planted[0]) or RANDOM in inspection.columns:
-            parts["misfits"], parts["wrong_captions"] = misfits(inspection, on_progress)
+            parts["misfits"], parts["wrong_captions"], parts["at_tau_min"] = misfits(inspection, on_progress)
         return Findings(inspection, found, samples=samples, first_sentences=first_sentences(of_features), **parts)
 
     findings = read_again(read, run, at, data)
@@ -134,7 +135,7 @@ def look(
         return findings
     of_snapshots = partial(on_progress, "temperatures of all snapshots")
     in_time = through_time(inspection, of_snapshots) if found.sides else None
-    shown = embedding_map(inspection, found, on_progress, asked, *by[:1]) if with_map else None
+    shown = embedding_map(inspection, found, on_progress, asked) if with_map else None
     return replace(findings, through_time=in_time, map=shown)
 
 
@@ -164,25 +165,20 @@ def shown_ids(survey: Survey, drift: Drift | None, by_features: ByFeatures | Non
 
 def _warnings(inspection: Inspection, survey: Survey) -> Iterator[str]:
     if 0 < survey.share_visited < 0.5:
-        yield (
-            f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. All figures cover those; "
-            "the others still hold their initial values."
-        )
+        others = "All figures cover those; the others still hold their initial values"
+        yield f"Only {survey.visited:,} of the {survey.samples:,} samples have been visited. {others}."
     for name, values in survey.fields.items():
         if values.not_finite:
-            yield (
-                f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. "
-                f"`thermopile state check {quote(str(inspection.run.path))}` lists them."
-            )
+            check = f"`thermopile state check {quote(str(inspection.run.path))}` lists them"
+            yield f"{values.not_finite:,} visited samples have a non-finite {name} and are left out. {check}."
     stuck = survey.kinds.counts.get(KIND_NAMES[STUCK], 0) / survey.samples if survey.kinds else 0.0
     if stuck >= 0.01:
-        yield (
-            f"{percent(stuck, 1)} of the samples are stuck at tau_min, where they hardly learn: tau moved too fast. In "
-            f"the next run, {slower_temperatures(inspection.settings)}."
-        )
+        why = f"tau moved too fast. In the next run, {slower_temperatures(inspection.settings)}"
+        yield f"{percent(stuck, 1)} of the samples are stuck at tau_min, where they hardly learn: {why}."
+    judged = survey.samples - survey.kinds.counts[KIND_NAMES[TOO_FEW_VISITS]] if survey.kinds else 0
     if survey.sides and inspection.settings.get("eta") == 0:
         yield "eta is 0: every tau keeps its initial value."
-    else:
+    elif judged >= survey.visited / 2:  # else the temperatures cannot have settled, wherever they are
         for side in survey.sides:
             yield from _warnings_of_side(inspection, side)
 
@@ -191,16 +187,13 @@ def _warnings_of_features(inspection: Inspection, found: ByFeatures) -> Iterator
     counts, m = found.kinds.evident, len(found.kinds.sample_ids)
     if (copied := counts[KIND_NAMES[COPIED]]) >= MANY_COPIED * m:
         still = " still" if inspection.reader and inspection.reader.kept < inspection.reader.samples else ""
-        yield (
-            f"{copied:,} of {m:,} samples looked at{still} have near-copies. To keep one of each: `thermopile inspect "
-            f"{quote(str(inspection.run.path))} --duplicates`, then `thermopile curate` with --thin 1, and train "
-            "--select."
-        )
+        look_for = f"`thermopile inspect {quote(str(inspection.run.path))} --duplicates`"
+        cure = f"To keep one of each: {look_for}, then `thermopile curate` with --thin 1, and train --select"
+        yield f"{copied:,} of {m:,} samples looked at{still} have near-copies. {cure}."
     if (apart := counts[KIND_NAMES[NOT_TOLD_APART]]) >= MANY_COPIED * m:
-        yield (
-            f"{apart:,} of {m:,} samples looked at are not told apart from others that do not look like them: the "
-            "model has not learnt them yet. Train longer, or larger encoders; there is nothing to curate."
-        )
+        what = f"{apart:,} of {m:,} samples looked at are not told apart from others that do not look like them"
+        cure = "Train longer, or larger encoders; there is nothing to curate"
+        yield f"{what}: the model has not learnt them yet. {cure}."
 
 
 def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
@@ -208,20 +201,16 @@ def _warnings_of_side(inspection: Inspection, side: Side) -> Iterator[str]:
     rho = settings.get("rho")
     low, high = side.share_at_tau_min or 0.0, side.share_at_tau_max or 0.0
     if low >= MANY_AT_BOUND:
-        yield (
-            f"rho{'' if rho is None else f' = {rho:g}'} seems never to bind: {percent(low)} of the {side.name} "
-            f"temperatures are at their floor, tau_min = {settings['tau_min']:g}. The weights of their negatives "
-            "never move as far from uniform as rho allows, so nothing raises tau. "
-            "Lower rho or raise the batch size."
-        )
+        at_floor = f"{percent(low)} of the {side.name} temperatures are at their floor"
+        why = "The weights of their negatives never move as far from uniform as rho allows, so nothing raises tau"
+        named = "rho" if rho is None else f"rho = {rho:g}"
+        floor = f"tau_min = {settings['tau_min']:g}"
+        yield f"{named} seems never to bind: {at_floor}, {floor}. {why}. Lower rho or raise the batch size."
     if high >= 0.05:  # none should be at the ceiling, a safeguard
-        yield (
-            f"{percent(high)} of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}, "
-            "and no longer distinguish these samples. Raise rho or tau_max, or lower eta."
-        )
+        at_ceiling = f"of the {side.name} temperatures are at their ceiling, tau_max = {settings['tau_max']:g}"
+        cure = "Raise rho or tau_max, or lower eta"
+        yield f"{percent(high)} {at_ceiling}, and no longer distinguish these samples. {cure}."
     cold, hot = side.tau.quantile(0.05), side.tau.quantile(0.95)
     if max(low, high) < MANY_AT_BOUND and hot < NARROW * cold:
-        yield (
-            f"The {side.name} temperatures hardly differ: 90% lie between {cold:.4f} and {hot:.4f}. "
-            "Train longer or raise eta."
-        )
+        between = f"90% lie between {cold:.4f} and {hot:.4f}"
+        yield f"The {side.name} temperatures hardly differ: {between}. Train longer or raise eta."

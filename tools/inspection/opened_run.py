@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ...pipeline.opening import Dataset
-from ...state_store import Snapshot, StateReader, StoreNotFoundError, list_snapshots
-from ...state_store.errors import FieldError, SampleIdError
+from ...state_store.durable import list_snapshots
+from ...state_store.errors import FieldError, SampleIdError, StoreNotFoundError
+from ...state_store.history import Snapshot
 from ...storage.place import AnyPlace, Place, Places, place_of
 from ...trainer.config import TrainConfig
 from ...trainer.run_directory import RunDirectory
+from . import Int64s
 from .opening import LATEST, STATE_ROWS_AT_ONCE, Inspection, read_run
 from .rows_export import SAMPLE_ID, sample_columns
 from .temperatures.kinds import KIND, KIND_NAMES, KindRules
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import zarr
 
-    from ...state_store.scattered import Scattered
+    from ...state_store.reader import Scattered
 
 
 def open_run(path: AnyPlace, data: Places | None = None) -> OpenedRun:
@@ -67,25 +70,23 @@ class OpenedRun:
     @property
     def snapshots(self) -> list[Snapshot]:
         """Current snapshots, oldest first, each with `tag`, `step` and `epoch`."""
-        try:
+        with suppress(StoreNotFoundError):
             return list_snapshots(self._run.state)
-        except StoreNotFoundError:
-            return []
+        return []
 
     def temperatures(self, at: str = LATEST) -> Temperatures:
         """Return the state of all samples at a tag (`step-200`), a snapshot id, or `latest`.
 
         Raises RunError if the run has no snapshot yet, SnapshotNotFoundError if it does not have this one.
         """
-        inspection = read_run(self._run, at=at, data=self._data)
-        return Temperatures(inspection, inspection.state)
+        return Temperatures(read_run(self._run, at=at, data=self._data))
 
 
 class Temperatures:
     """The state of all samples at one snapshot: lazy zarr arrays by column, and pandas frames of samples."""
 
-    def __init__(self, inspection: Inspection, reader: StateReader) -> None:
-        self._inspection, self._reader, self._dataset = inspection, reader, inspection.dataset
+    def __init__(self, inspection: Inspection) -> None:
+        self._inspection, self._reader, self._dataset = inspection, (reader := inspection.state), inspection.dataset
         self._sample_columns = sample_columns(inspection)
         self.snapshot = reader.snapshot
         self.samples = reader.samples
@@ -101,8 +102,7 @@ class Temperatures:
     def array(self, column: str) -> zarr.Array[Any] | Scattered:
         """Return one column of the state, float32 or uint32 [samples]; chunks are read as it is indexed.
 
-        A zarr array, or what can be indexed like one if the run trains on selected samples.
-        Raises FieldError.
+        A zarr array, or what can be indexed like one if the run trains on selected samples. Raises FieldError.
         """
         return self._reader.array(column)
 
@@ -143,17 +143,14 @@ class Temperatures:
         for start in range(0, self.samples, rows):
             yield self.frame(slice(start, start + rows), columns)
 
-    def _checked(self, sample_ids: slice | ArrayLike | None) -> NDArray[np.int64]:
+    def _checked(self, sample_ids: slice | ArrayLike | None) -> Int64s:
         if sample_ids is None or isinstance(sample_ids, slice):
             return np.arange(*(sample_ids or slice(None)).indices(self.samples), dtype=np.int64)
         ids = np.asarray(sample_ids)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise SampleIdError(
-                f"sample ids are {ids.dtype} of shape {ids.shape}; pass a slice, or a sequence of "
-                "integers (for a mask, np.flatnonzero(mask))"
-            )
+            cure = "pass a slice, or a sequence of integers (for a mask, np.flatnonzero(mask))"
+            raise SampleIdError(f"sample ids are {ids.dtype} of shape {ids.shape}; {cure}")
         if ids.size and not 0 <= ids.min() <= ids.max() < self.samples:
-            raise SampleIdError(
-                f"sample ids {ids.min()} to {ids.max()} are out of range; the run has 0 to {self.samples - 1}"
-            )
+            known = f"the run has 0 to {self.samples - 1}"
+            raise SampleIdError(f"sample ids {ids.min()} to {ids.max()} are out of range; {known}")
         return ids.astype(np.int64)

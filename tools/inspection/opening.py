@@ -6,23 +6,24 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset, Mixture
-from ...state_store import StateReader, StoreNotFoundError
 from ...state_store.durable import Repository
+from ...state_store.errors import StoreNotFoundError
+from ...state_store.reader import StateReader
 from ...storage.place import Places
 from ...trainer.checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ...trainer.config import ObjectiveConfig, TrainConfig
 from ...trainer.errors import ConfigError, DamagedCheckpointError, RunError
 from ...trainer.run.own_dataset import growth, kept_facts, open_own
 from ...trainer.run_directory import RunDirectory
+from . import AnyArray, Int64s
 
 LATEST = "latest"
 STATE_ROWS_AT_ONCE = 1 << 18
 
-Rows = dict[str, NDArray[Any]]
+Rows = dict[str, AnyArray]
 """Column of the state -> values [m]."""
 
 
@@ -47,7 +48,6 @@ class Inspection:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the state."""
         return self.reader.columns if self.reader else ()
 
     @property
@@ -69,7 +69,7 @@ class Inspection:
         return self.config.objective.settings
 
     @cached_property
-    def planted(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def planted(self) -> tuple[Int64s, Int64s]:
         """Ids of the samples trained with another sample's caption, ascending, and of those samples, int64 [k] each."""
         if not self.config.data.planted or self.dataset is None or self.reader is None:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -82,9 +82,8 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     """Open a run's state at a tag, a snapshot id or `latest`, and its dataset.
 
     data: path of the dataset; None: the path recorded by the run. A state without a snapshot, or an unreadable dataset
-    at the recorded path, adds a note.
-    Raises RunError if `run` is not a run or its state is another run's, StateStoreError if the requested snapshot is
-    missing, OtherDatasetError if `data` is not the run's dataset.
+    at the recorded path, adds a note. Raises RunError if `run` is not a run or its state is another run's,
+    StateStoreError if the requested snapshot is missing, OtherDatasetError if `data` is not the run's dataset.
     """
     config = run.config()
     notes: list[str] = []
@@ -96,9 +95,7 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:
     _check_own_state(run)
     if at == LATEST and not run.has_state:
-        notes.append(
-            "The run has no snapshot of its state yet, so there are no temperatures; the first checkpoint writes one."
-        )
+        notes.append("The run has no snapshot of its state yet, so no temperatures; its first checkpoint writes one.")
         return None
     reader = StateReader.open(run.state, at)
     if reader.selection is not None:
@@ -116,14 +113,13 @@ def _check_own_state(run: RunDirectory) -> None:
         return
     try:
         named = read_info(latest).snapshot
-        is_there = Repository(run.state).holds(named)
+        is_there = run.has_state and Repository(run.state).holds(named)
     except (DamagedCheckpointError, StoreNotFoundError):
         return  # nothing to compare the state with
     if not is_there and latest_checkpoint(run.checkpoints) == latest:  # otherwise the run has moved on meanwhile
-        raise RunError(
-            f"{run.state} is not this run's state: {latest.name} belongs to the snapshot {named}, "
-            "which is missing. Restore the run's own state, or inspect the run that this state belongs to"
-        )
+        why = f"{latest.name} belongs to the snapshot {named}, which is missing"
+        cure = "Restore the run's own state, or inspect the run that this state belongs to"
+        raise RunError(f"{run.state} is not this run's state: {why}. {cure}")
 
 
 def _open_dataset(
@@ -133,10 +129,9 @@ def _open_dataset(
         dataset = open_own(run, data or config.data.places, config.data.tars)
         place, fingerprint = dataset.place, dataset.index.fingerprint
         if reader and fingerprint != reader.dataset_fingerprint:
-            message = (
-                f"{place} is not the dataset that the run was trained on: its fingerprint is {fingerprint[:12]}…, the "
-                f"state has {reader.dataset_fingerprint[:12]}…. Of a mixture, pass --data for each part, in order"
-            )
+            why = f"its fingerprint is {fingerprint[:12]}…, the state has {reader.dataset_fingerprint[:12]}…"
+            cure = "Of a mixture, pass --data for each part, in order"
+            message = f"{place} is not the dataset that the run was trained on: {why}. {cure}"
             parts, own = dataset.parts if isinstance(dataset, Mixture) else (dataset,), kept_facts(run)
             if own and {part.index.fingerprint for part in parts} & {*own.fingerprints}:
                 raise DatasetError(message)
@@ -157,9 +152,8 @@ def _open_dataset(
 def check_ids(sample_ids: Iterable[int], samples: int) -> None:
     """Raise ConfigError unless all are ids of a run's samples."""
     if unknown := [str(id) for id in sample_ids if not 0 <= id < samples]:
-        raise ConfigError(
-            f"no such sample: {', '.join(unknown)}; the run has {samples:,} samples, with ids 0 … {samples - 1}"
-        )
+        known = f"the run has {samples:,} samples, with ids 0 … {samples - 1}"
+        raise ConfigError(f"no such sample: {', '.join(unknown)}; {known}")
 
 
 def pieces(reader: StateReader) -> list[range]:

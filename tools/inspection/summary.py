@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...trainer.metrics.step_report import percent
 from ...trainer.run_directory import read_lineage
-from .feature_findings.by_features import ByFeatures
-from .feature_findings.evidence import EvidentKinds
+from . import Float32s
+from .feature_findings.by_features import ByFeatures, EvidentKinds
 from .feature_findings.properties import OF_FEATURES
 from .features.confirmation import Confirmation
 from .opening import Inspection
 from .temperatures.associations import END_SHARE, ENDS, Association
-from .temperatures.correlation import Correlation
+from .temperatures.correlation import NEGLIGIBLE, Correlation
 from .temperatures.distribution import QUANTILES, Distribution
 from .temperatures.drift import Drift
+from .temperatures.groups import TauGroups
 from .temperatures.kinds import SampleKinds
 from .temperatures.misfits import Doubted
 from .temperatures.survey import Survey
@@ -29,6 +29,10 @@ TableRow = list[str]
 """One line of a summary table: its label, and a cell per side."""
 SETTLED = 1.15
 """Factor within which the update rule may still move the median temperature of a side that has settled."""
+MAX_GROUP_ROWS = 1000
+"""More rows make the page slow to open; beyond this, only the largest and the smallest groups are shown."""
+Known = Mapping[str, Correlation]
+"""Side -> correlation of group size and mean tau."""
 NAMES = {
     "rarest_word": ("captions with rare words", "captions of words that many others have"),
     "word_frequency": ("captions of rarer words on the whole", "captions of more common words on the whole"),
@@ -40,14 +44,8 @@ NAMES = {
     "caption_length": ("short captions", "long captions"),
     "own_cosine": ("pictures that the model matches badly", "pictures that the model matches well"),
     "doubt": ("samples that the model tells well from others", "samples that the model tells badly from others"),
-    "near_pictures": (
-        "pictures that few others lie near in the features",
-        "pictures that many others lie near in the features",
-    ),
-    "near_captions": (
-        "captions that few others lie near in the features",
-        "captions that many others lie near in the features",
-    ),
+    "near_pictures": ("pictures few others lie near in the features", "pictures many others lie near in the features"),
+    "near_captions": ("captions few others lie near in the features", "captions many others lie near in the features"),
 }
 """Property -> words for low and for high values."""
 
@@ -59,14 +57,9 @@ def facts(inspection: Inspection, survey: Survey | None) -> list[tuple[str, str]
     lines.append(("dataset", str(path)))
     if inspection.reader and survey:
         snapshot = inspection.reader.snapshot
-        lines += [
-            (
-                "snapshot",
-                f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), "
-                f"written {snapshot.written_at:%Y-%m-%d %H:%M} UTC",
-            ),
-            ("samples", _coverage(survey, len(inspection.planted[0]))),
-        ]
+        written = f"written {snapshot.written_at:%Y-%m-%d %H:%M} UTC"
+        lines.append(("snapshot", f"{snapshot.tag} (step {snapshot.step:,}, epoch {snapshot.epoch}), {written}"))
+        lines.append(("samples", _coverage(survey, len(inspection.planted[0]))))
     lines.append(("objective", settings(inspection)))
     return lines + [("" if place else "origin", line) for place, line in enumerate(lineage(inspection))]
 
@@ -111,7 +104,7 @@ def _coverage(survey: Survey, planted: int) -> str:
     return words
 
 
-def solved_quantiles(solved: Mapping[str, NDArray[np.float32]]) -> list[TableRow]:
+def solved_quantiles(solved: Mapping[str, Float32s]) -> list[TableRow]:
     """Return rows with quantiles of solved temperatures, by side."""
     rows = []
     for at in TERMINAL_QUANTILES:
@@ -132,24 +125,20 @@ def solved_table(found: ByFeatures) -> tuple[TableRow, list[TableRow]]:
         word = f"Spearman with near samples at rho {rho:g}"
         rows.append([word, *(correlation(found.curves[side][rho]) for side in sides)])
     about = f"tau where KL is rho = {found.solved.rho:g}, of {len(found.solved.sample_ids):,} samples"
-    return [about, *(f">{side}" for side in sides)], rows
+    return [about, *sides], rows
 
 
 def first_sentences(found: ByFeatures | None) -> list[str]:
     """Return sentences for the top of the report, the strongest first; empty without features."""
     if found is None:
         return []
-    notable = sorted(
-        ((side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable),
-        key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)),
-    )
+    notable = [(side, each) for side, of_side in found.associations.items() for each in of_side if each.is_notable]
+    notable.sort(key=lambda one: (one[1].of in OF_FEATURES, -abs(one[1].area - 0.5)))
     moves = {side: f"{factor - 1:+.0%}" for side, factor in found.moves.items() if max(factor, 1 / factor) > SETTLED}
     sentences = [in_words(side, each, settled=side not in moves) for side, each in notable[:4]]
     if moves:
-        sentences.append(
-            "The temperatures have not settled: while features stay as they are, the run's own rule would still move "
-            f"their median by {per_side(moves)}. Train longer."
-        )
+        move = f"the run's own rule would still move their median by {per_side(moves)}"
+        sentences.append(f"The temperatures have not settled: while features stay as they are, {move}. Train longer.")
     return sentences
 
 
@@ -172,7 +161,7 @@ def in_words(side: str, each: Association, *, settled: bool = True) -> str:
 def associations_table(found: Sequence[Association]) -> tuple[TableRow, list[TableRow]]:
     """Return head and rows of a table of what the ends of a side's temperatures go with, the strongest first."""
     by_end = {(each.of, each.end): each for each in found}
-    head = ["area under the curve of", *(f">{end} {END_SHARE:.0%}" for end in ENDS)]
+    head = ["area under the curve of", *(f"{end} {END_SHARE:.0%}" for end in ENDS)]
     names = dict.fromkeys(each.of for each in found)
     return head, [[name.replace("_", " "), *(area(by_end.get((name, end))) for end in ENDS)] for name in names]
 
@@ -236,11 +225,9 @@ def confirmation(found: Confirmation) -> str:
     """Describe a forward pass and what it found."""
     by = "by the state alone" if found.below is None else f"by margins to {found.below:.3f} (half expected wrong)"
     misfits, silent = found.misfit.sum(), found.silent.sum()
-    return (
-        f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples, by the "
-        f"{found.weights} weights of checkpoint {found.checkpoint}: {misfits:,} are misfits unless stuck, {by}; "
-        f"{silent:,} are silent (w < 0.01)"
-    )
+    compared = f"{len(found.sample_ids):,} suspects compared with {found.negatives:,} random samples"
+    encoders = f"the {found.weights} weights of checkpoint {found.checkpoint}"
+    return f"{compared}, by {encoders}: {misfits:,} are misfits unless stuck, {by}; {silent:,} are silent (w < 0.01)"
 
 
 def drift_table(found: Drift) -> list[TableRow]:
@@ -281,16 +268,11 @@ def share(value: float | None) -> str:
         return "unknown"
     if 0 < value < 1e-4:
         return "under 0.01%"
-    return "over 99.99%" if 1 - 1e-4 < value < 1 else f"{100 * value:.4g}%"
+    return "over 99.99%" if 1 - 1e-4 < value < 1 else f"{round(100 * value, 2):g}%"
 
 
 def correlation(value: float | None) -> str:
     return "unknown" if value is None else f"{value:+.2f}"
-
-
-def correlation_in_words(found: Correlation) -> str:
-    """Return strength, certainty and figures: `weak but certain: +0.46, p 2e-6, chance up to +0.03`."""
-    return f"{found.verdict}: {correlation_figures(found)}"
 
 
 def correlation_figures(found: Correlation) -> str:
@@ -302,3 +284,57 @@ def p_value(value: float | None) -> str:
     if value is None:
         return "unknown"
     return "< 1e-16" if value < 1e-16 else f"{value:.1g}".replace("e-0", "e-")
+
+
+def listed_groups(groups: TauGroups) -> list[int]:
+    """Return the places of the groups to list."""
+    places, half = list(range(len(groups.names))), MAX_GROUP_ROWS // 2
+    return places if len(places) <= MAX_GROUP_ROWS else places[:half] + places[-half:]
+
+
+def correlations(survey: Survey, groups: TauGroups) -> Known:
+    return {side.name: found for side in survey.sides if (found := groups.correlation[side.name])}
+
+
+def lede(survey: Survey | None) -> str:
+    """Return the main finding: in which direction, how strong and how certain."""
+    if survey is None or not survey.sides:
+        return "There are no temperatures to show."
+    groups = survey.groups[0] if survey.groups else None
+    found = correlations(survey, groups) if groups else {}
+    if not groups or not found:
+        means = per_side({side.name: tau(side.tau.mean) for side in survey.sides})
+        return f"The mean temperature tau is {means}."
+    visited = int((groups.visited > 0).sum())
+    figures = f"Spearman’s correlation of size and mean tau over {visited:,} {groups.plural} is {verdicts(found)}"
+    return f"{_relation([*found.values()], groups.plural)}. {figures}."
+
+
+def _relation(found: list[Correlation], plural: str) -> str:
+    """State a relation only if it is unlikely to be chance, and that it is weak where it is."""
+    rises = [c.spearman > 0 for c in found]
+    clear = all(c.is_likely and c.strength != NEGLIGIBLE for c in found)
+    if not clear or any(rises) != all(rises):
+        return f"Temperatures do not clearly depend on the size of {plural}"
+    high, low = ("high", "low") if rises[0] else ("low", "high")
+    if all(c.is_strong for c in found):
+        return f"Frequent {plural} have {high} temperatures, rare ones {low}"
+    return f"Frequent {plural} have somewhat {high}er temperatures than rare ones"
+
+
+def verdicts(known: Known) -> str:
+    """Return strength, certainty and figures of each side's correlation, with words that all share only once."""
+    words = {c.verdict for c in known.values()}
+    if len(words) > 1:
+        return per_side({side: f"{c.verdict}: {correlation_figures(c)}" for side, c in known.items()})
+    return f"{words.pop()}: {per_side({side: correlation_figures(c) for side, c in known.items()})}"
+
+
+def by_chance(known: Known) -> str:
+    """Return the correlations that permuted labels give."""
+
+    def control(found: Correlation) -> str:
+        low, high = map(correlation, found.permuted_range or (None, None))
+        return f"{correlation(found.permuted)}, from {low} to {high}" if found.permuted_range else low
+
+    return per_side({side: control(found) for side, found in known.items()})

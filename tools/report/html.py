@@ -15,8 +15,7 @@ from markupsafe import Markup, escape
 from ..inspection import summary
 from ..inspection.temperatures.through_time import HISTORY_QUANTILES
 from ..printing import plain_text
-from . import grouping, neighbourhood, sheets
-from .figures import by_group, embedding_map, histograms, lines
+from . import sheets
 from .figures.svg import NARROW, WIDE, svg_of
 
 if TYPE_CHECKING:
@@ -45,26 +44,16 @@ def document(title: str, name: str, lede: str, facts: str, notes: Sequence[str],
     """
     css, script = (Path(__file__).with_name(file).read_text("utf-8") for file in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            title=title,
-            name=name,
-            lede=lede,
-            facts=facts,
-            notes=notes,
-            parts=parts,
-            css=Markup(css),
-            script=Markup(script),
-            digest=digest,
-        )
-    )
+    shown = {"title": title, "name": name, "lede": lede, "facts": facts, "notes": notes, "parts": parts}
+    inline = {"css": Markup(css), "script": Markup(script), "digest": digest}
+    return _environment().get_template("page.html").render(shown | inline)
 
 
 @cache
 def _environment() -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from .figures import by_group, embedding_map, histograms, lines  # late, because they import matplotlib
 
     made = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
@@ -81,18 +70,9 @@ def _environment() -> Environment:
         "sort_key": lambda x: "" if x is None or math.isnan(x) else f"{x:.9g}".replace("inf", "Infinity"),
         "state_word": sheets.state_word,
     }
-    made.globals |= {
-        "drawn": drawn,
-        "summary": summary,
-        "grouping": grouping,
-        "sheets": sheets,
-        "neighbourhood": neighbourhood,
-        "by_group": by_group,
-        "embedding_map": embedding_map,
-        "histograms": histograms,
-        "lines": lines,
-        "HISTORY_QUANTILES": HISTORY_QUANTILES,
-    }
+    figures = {"by_group": by_group, "embedding_map": embedding_map, "histograms": histograms, "lines": lines}
+    words = {"summary": summary, "sheets": sheets}
+    made.globals |= figures | words | {"drawn": drawn, "HISTORY_QUANTILES": HISTORY_QUANTILES}
     return made
 
 

@@ -1,9 +1,10 @@
-"""Samples on contact sheets: their pictures and facts. The page's script adds paging and enlarging."""
+"""Samples on contact sheets: their pictures, facts and neighbours. The page's script adds paging and enlarging."""
 
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import NamedTuple
 
 from markupsafe import Markup
 from PIL import Image, UnidentifiedImageError
@@ -11,8 +12,10 @@ from PIL import Image, UnidentifiedImageError
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset
 from ...state_store.schema import VISITS
+from ..inspection.features.neighbours import PICTURES, Neighbours, Ranking
 from ..inspection.summary import kind_words, per_side, share
 from ..inspection.temperatures.samples import InspectedSample
+from ..printing import plain_text
 
 _TABLE = {
     "part": "part",
@@ -37,8 +40,6 @@ SMALL_BYTES = 1 << 15
 
 @dataclass(frozen=True)
 class Cards:
-    """Contents of samples' cards."""
-
     samples: Mapping[int, InspectedSample]
     pictures: Mapping[int, Markup]
     """Id -> data URI; some may be missing."""
@@ -56,9 +57,8 @@ def facts(sample: InspectedSample) -> list[tuple[str, str]]:
     state = sorted(sample.state.items(), key=lambda item: not item[0].endswith("tau"))
     known += [(state_word(name), number(value)) for name, value in state]
     others = "visited samples" if VISITS in sample.state else "samples"
-    return known + [
-        (f"{side} tau among all", f"higher than {share(rank)} of the {others}") for side, rank in sample.ranks.items()
-    ]
+    ranks = {side: f"higher than {share(rank)} of the {others}" for side, rank in sample.ranks.items()}
+    return known + [(f"{side} tau among all", words) for side, words in ranks.items()]
 
 
 def state_word(column: str) -> str:
@@ -142,3 +142,59 @@ def reduced(jpeg: bytes, edge: int) -> bytes:
     except UnidentifiedImageError as error:
         raise OSError("not a readable JPEG") from error
     return smaller.getvalue()
+
+
+Around = Mapping[int, Neighbours]
+"""Sample id -> its neighbours."""
+
+
+class Listing(NamedTuple):
+    """One ranking with its heading."""
+
+    title: str
+    words: str
+    """A remark on it; may be empty."""
+    ranking: Ranking
+
+
+def listings(sample: InspectedSample, found: Neighbours) -> list[Listing]:
+    """Return every ranking of a sample in the order shown."""
+    pair = found.pair_similarity
+    own = "" if pair is None else f"The sample's own picture and caption have a similarity of {pair:.3f}."
+    shown = [Listing(f"Nearest {kind}", own * (kind == PICTURES), ranking) for kind, ranking in found.nearest.items()]
+    for side, ranking in found.negatives.items():
+        of_side = {"image": ": captions for its picture", "text": ": pictures for its caption"}.get(side, "")
+        words = "Without a temperature of the sample's own, they have no weights."
+        if ranking.weights is not None:
+            tau = number(sample.state[f"{side}/tau"])
+            together = f"these have {share(float(ranking.weights.sum()))} together"
+            words = f"p* is the weight of a negative among all of them at {side} tau {tau}; {together}."
+        shown.append(Listing(f"Hardest negatives{of_side}", words, ranking))
+    return shown
+
+
+def table_of(listing: Listing, samples: Mapping[int, InspectedSample]) -> tuple[list[str], list[list[str]]]:
+    """Return head and rows of a table for the terminal; samples: those listed, by id."""
+    ids, weights = listing.ranking.sample_ids.tolist(), listing.ranking.weights
+    columns = {">id": list(map(str, ids)), ">similarity": [f"{value:.4f}" for value in listing.ranking.similarity]}
+    if weights is not None:
+        columns[">p*"] = [f"{weight:.3g}" for weight in weights]
+    for name, title in (("group", "class"), ("caption", "caption")):
+        texts = [samples[id].table.get(name) for id in ids]
+        if any(text is not None for text in texts):
+            columns[title] = [plain_text(text or "", 80) for text in texts]
+    return list(columns), [list(row) for row in zip(*columns.values(), strict=True)]
+
+
+def figures(ranking: Ranking) -> list[str]:
+    """Return the figures on the card of each sample of a ranking."""
+    similarities = [f"similarity {value:.3f}" for value in ranking.similarity]
+    if ranking.weights is None:
+        return similarities
+    return [f"p* {share(float(weight))}, {words}" for weight, words in zip(ranking.weights, similarities, strict=True)]
+
+
+def listed_ids(found: Iterable[Neighbours]) -> list[int]:
+    """Return the ids of all samples listed, repeated as often as they are shown."""
+    rankings = [ranking for each in found for ranking in (*each.nearest.values(), *each.negatives.values())]
+    return [id for ranking in rankings for id in ranking.sample_ids.tolist()]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache, partial
 from io import BytesIO
 from threading import Lock
 from typing import Any
@@ -16,19 +17,16 @@ from ...pipeline.dataset.index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset
 from ...pipeline.views.recipes import RECIPES
-from ...state_store import StateReader
 from ...trainer.errors import ConfigError
 from ..inspection.features.confirmation import MAX_NEGATIVES
 from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import ANCHORS, find_neighbours
 from ..inspection.opening import Inspection, check_ids
 from ..inspection.rows_export import of_dataset
-from ..inspection.temperatures.samples import InspectedSample, StateRow
-from ..inspection.temperatures.through_time import read_every_snapshot
+from ..inspection.temperatures.samples import InspectedSample, StateAt, StateRow, read_histories
 from ..printing import plain_text
-from ..report.neighbourhood import Listing, figures, listings
-from .catalogue import SERVED_KINDS, Catalogue
-from .queries import Finder, Query
+from ..report.sheets import Listing, figures, listings
+from .catalogue import SERVED_KINDS, Catalogue, Query, find
 
 PAGE_SAMPLES, NEIGHBOURS = 60, 12
 """Samples on a page, and in a list of neighbours."""
@@ -41,17 +39,12 @@ Json = dict[str, Any]
 class Answers:
     """Answers for one snapshot of a run. Thread-safe."""
 
-    def __init__(
-        self,
-        inspection: Inspection,
-        catalogue: Catalogue,
-        features: FeaturesFile | None = None,
-        neighbours: int = NEIGHBOURS,
-    ) -> None:
-        """features: of all samples; without them there are no neighbours. neighbours: length of each list of them."""
-        self._inspection, self._catalogue, self._finder = inspection, catalogue, Finder(catalogue)
-        self._features, self._count, self._comparing = features, neighbours, Lock()
-        counts = np.bincount(catalogue.kinds, minlength=len(SERVED_KINDS)).tolist()
+    def __init__(self, inspection: Inspection, index: Catalogue, features: FeaturesFile | None, count: int) -> None:
+        """features: of all samples; without them there are no neighbours. count: length of each list of them."""
+        self._inspection, self._catalogue = inspection, index
+        self._find = lru_cache(maxsize=4)(partial(find, index))  # for next pages; up to 8 bytes a sample each
+        self._features, self._count, self._comparing = features, count, Lock()
+        counts = np.bincount(index.kinds, minlength=len(SERVED_KINDS)).tolist()
         self._kinds = {name: count for name, count in zip(SERVED_KINDS, counts, strict=True) if count}
         if inspection.dataset:
             with suppress(DatasetError, OSError):  # which the reader is told who asks for such a sample
@@ -79,8 +72,8 @@ class Answers:
         }
 
     def samples(self, query: Query, start: int) -> Json:
-        """Return a page of the samples that a query finds. Raises as Finder.find."""
-        found = self._finder.find(query)
+        """Return a page of the samples that a query finds. Raises as `find`."""
+        found = self._find(query)
         ids = [int(id) for id in found.sample_ids[start : start + PAGE_SAMPLES]]
         return {"total": len(found.sample_ids), "has_more": found.has_more, "samples": self.cards(ids)}
 
@@ -141,15 +134,14 @@ class Answers:
 
     def _history(self, sample_id: int) -> list[Json]:
         """Return tau at every snapshot that the run still has, oldest first."""
-        sides, ids = list(self._catalogue.coldest), np.array([sample_id])
-
-        def read(reader: StateReader) -> Json:
-            rows = reader.rows_at(ids, [f"{side}/tau" for side in sides])
-            tau = {side: _number(rows[f"{side}/tau"][0]) for side in sides}
-            return {"tag": reader.snapshot.tag, "step": reader.snapshot.step, "tau": tau}
-
         # With notes of its own: a snapshot that is missing would be noted at every question.
-        return read_every_snapshot(replace(self._inspection, notes=[]), read)
+        (sample,) = read_histories(replace(self._inspection, dataset=None, notes=[]), [sample_id])
+
+        def shown(at: StateAt) -> Json:
+            tau = {side: _number(at.values[f"{side}/tau"]) for side in self._catalogue.coldest}
+            return {"tag": at.snapshot.tag, "step": at.snapshot.step, "tau": tau}
+
+        return list(map(shown, sample.history))
 
     def picture(self, sample_id: int) -> bytes:
         """Return the stored JPEG. Raises DatasetError, ConfigError without the dataset."""
@@ -163,14 +155,8 @@ class Answers:
 
         dataset, config = self._dataset(), self._inspection.config
         check_ids([sample_id], dataset.n)
-        (shown,) = shown_samples(
-            dataset,
-            np.array([sample_id]),
-            self._recipe(),
-            seed=config.seed,
-            epoch=epoch,
-            image_size=config.data.image_size,
-        )
+        of = dataset, np.array([sample_id]), self._recipe()
+        (shown,) = shown_samples(*of, seed=config.seed, epoch=epoch, image_size=config.data.image_size)
         file = BytesIO()
         Image.fromarray(np.hstack([np.asarray(view.picture) for view in shown.views])).save(file, "PNG")
         return file.getvalue()
@@ -189,8 +175,8 @@ class Answers:
         return self._parquet(pa.table({"sample_id": ids, "tag": texts}))
 
     def all_found(self, query: Query) -> bytes:
-        """Return all samples that a query finds as a parquet file, by ascending id. Raises as Finder.find."""
-        return self._parquet(pa.table({"sample_id": np.sort(self._finder.find(query).sample_ids).astype(np.int64)}))
+        """Return all samples that a query finds as a parquet file, by ascending id. Raises as `find`."""
+        return self._parquet(pa.table({"sample_id": np.sort(self._find(query).sample_ids).astype(np.int64)}))
 
     def _parquet(self, table: pa.Table) -> bytes:
         """Return a table of ids as a file that names their dataset, so that no other one takes it."""

@@ -1,4 +1,6 @@
-"""The index of a run's samples, beside its report: state, ranks of tau, kinds and classes as arrays, texts in SQLite.
+"""The index of a run's samples, beside its report, and queries: conditions on samples and their order.
+
+State, ranks of tau, kinds and classes are arrays, texts are in SQLite.
 
 RUN/report/index/ holds texts-…/ for the dataset, state-…/ for the snapshot served last, and margin-…/ for the features
 served last, each a directory that is renamed into place once it is whole.
@@ -8,19 +10,21 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from pydantic import BaseModel, ValidationError
 
 from ...pipeline.opening import Dataset
 from ...state_store.schema import VISITS
 from ...storage.files import open_regular, own_directory, read_regular, refuse_link, write_atomically
 from ...storage.sealed_json import DamagedJSONError, seal_line, unseal
-from ...trainer.errors import RunError
-from ..inspection import OnTask
+from ...trainer.config import explained
+from ...trainer.errors import ConfigError, RunError
+from ..inspection import Bools, Float32s, OnTask
 from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import margins
 from ..inspection.opening import Inspection, read_blocks
@@ -28,7 +32,7 @@ from ..inspection.temperatures.correlation import NO_GROUP
 from ..inspection.temperatures.groups import CLASS_COLUMN, TooManyGroupsError, codes_of
 from ..inspection.temperatures.kinds import KIND_NAMES, KindRules
 from ..inspection.temperatures.misfits import WholeRun
-from .texts import Texts, damaged, write_texts
+from .texts import MAX_MATCHES, Texts, damaged, write_texts
 
 INDEX = "index"
 _FORMAT = 1
@@ -39,6 +43,7 @@ SERVED_KINDS = (*KIND_NAMES, "not_selected")
 """Names of the kinds, by code; the last is for samples that the run does not train on."""
 
 Ids = NDArray[np.uint32]
+Sort = Literal["coldest", "hottest", "misfits", "margin", "id"]
 Arrays = dict[str, NDArray[Any]]
 """By name; each is a file of a part of the index."""
 
@@ -61,7 +66,7 @@ class Catalogue:
     """int32 [n]: places in `classes`, -1 without one."""
     texts: Texts | None
     """None without the dataset."""
-    margin: NDArray[np.float32] | None = None
+    margin: Float32s | None = None
     """float32 [n], as `margins` makes them; None without features of pairs."""
     by_margin: Ids | None = None
     """uint32 [n]: ids by margin, lowest first."""
@@ -100,15 +105,10 @@ def open_catalogue(inspection: Inspection, folder: Path, on_progress: OnTask) ->
         found, arrays = _part(of_texts, about, {"class": np.int32}, partial(_index_texts, dataset, on_progress))
         texts, classes = Texts(_regular(of_texts / _TEXTS)), [str(name) for name in found["classes"]]
         class_of = arrays["class"] if classes else None
-    return Catalogue(
-        {name: state[name] for name in reader.columns},
-        state["kind"],
-        {side: state[f"{side}.coldest"] for side in inspection.sides},
-        state.get("misfits", np.empty(0, np.uint32)),
-        classes,
-        class_of,
-        texts,
-    )
+    columns = {name: state[name] for name in reader.columns}
+    coldest = {side: state[f"{side}.coldest"] for side in inspection.sides}
+    misfits = state.get("misfits", np.empty(0, np.uint32))
+    return Catalogue(columns, state["kind"], coldest, misfits, classes, class_of, texts)
 
 
 def with_margins(catalogue: Catalogue, features: FeaturesFile, folder: Path, on_progress: OnTask) -> Catalogue:
@@ -218,3 +218,88 @@ def _mapped(path: Path, dtype: DTypeLike, count: int) -> NDArray[Any]:
 
 def _file(column: str) -> str:
     return f"{column.replace('/', '.')}.npy"
+
+
+class Query(BaseModel, frozen=True):
+    """Conditions on samples; empty texts and None leave one out."""
+
+    words: str = ""
+    """Words of the caption or the key."""
+    group: str = ""
+    kind: str = ""
+    side: str = ""
+    """Side of tau; empty: the first one."""
+    low: float | None = None
+    """Lowest tau, inclusive; likewise the highest."""
+    high: float | None = None
+    sort: Sort = "coldest"
+
+    @classmethod
+    def of(cls, given: dict[str, str]) -> Self:
+        """Return the query that the texts of a form describe. Raises ConfigError for a bad value."""
+        try:
+            return cls.model_validate({name: text for name, text in given.items() if text.strip()})
+        except ValidationError as error:
+            raise ConfigError(explained(error)) from None
+
+
+class Matches(NamedTuple):
+    """The samples that a query finds."""
+
+    sample_ids: Ids
+    """uint32 [m], in the asked order."""
+    has_more: bool
+    """Whether more samples have the words than are looked at."""
+
+
+def find(index: Catalogue, query: Query) -> Matches:
+    """Answer a query from a catalogue.
+
+    Raises ConfigError if the run has no such side, class, kind or order, RunError if the index is damaged.
+    """
+    side = query.side or next(iter(index.coldest), "")
+    if side not in index.coldest and (query.side or query.low is not None or query.high is not None):
+        raise ConfigError(f"the run has no temperatures of side {side!r}")
+    order, (wanted, has_more) = _order(index, query, side), _wanted(index, query, side)
+    if order is None:
+        order = (np.arange(index.samples) if wanted is None else np.flatnonzero(wanted)).astype(np.uint32)
+    elif wanted is not None:
+        order = order[wanted.take(order, mode="clip") & (order < len(wanted))]  # other ids lie in a damaged index
+    return Matches(order if query.sort != "hottest" else order[::-1], has_more)
+
+
+def _order(index: Catalogue, query: Query, side: str) -> Ids | None:
+    """Return all ids in the asked order; None if it is by id."""
+    if query.sort == "misfits" and not len(index.misfits):
+        raise ConfigError("the run's state has no log s, which misfits are ranked by")
+    if query.sort == "margin" and index.by_margin is None:
+        raise ConfigError("there are no features of pairs; for margins, start again with --neighbours 12")
+    by_tau = index.coldest.get(side)
+    return {"misfits": index.misfits, "margin": index.by_margin, "id": None}.get(query.sort, by_tau)
+
+
+def _wanted(index: Catalogue, query: Query, side: str) -> tuple[Bools | None, bool]:
+    """Return which samples meet the query, bool [n]; None if it asks for nothing but an order."""
+    conditions, has_more = list[Bools](), False
+    if query.words:
+        if index.texts is None:
+            raise ConfigError("the run's dataset cannot be read, so there are no captions to search")
+        matches = index.texts.matches(query.words)
+        has_more = len(matches) == MAX_MATCHES
+        conditions.append(np.zeros(index.samples, np.bool_))
+        conditions[0][matches] = True
+    if query.group:
+        if index.class_of is None or query.group not in index.classes:
+            raise ConfigError(f"no such class: {query.group!r}")
+        conditions.append(index.class_of == index.classes.index(query.group))
+    if query.kind:
+        if query.kind not in SERVED_KINDS:
+            raise ConfigError(f"kind = {query.kind!r}; choose one of {', '.join(SERVED_KINDS)}")
+        conditions.append(index.kinds == SERVED_KINDS.index(query.kind))
+    by_tau = query.sort in ("coldest", "hottest") or query.low is not None or query.high is not None
+    if by_tau and side in index.coldest:  # of usable temperatures alone
+        tau = index.columns[f"{side}/tau"]
+        conditions += [index.columns[VISITS] > 0, np.isfinite(tau)]
+        conditions += [tau >= np.float32(query.low)] if query.low is not None else []
+        conditions += [tau <= np.float32(query.high)] if query.high is not None else []
+    return (reduce(np.logical_and, conditions) if conditions else None), has_more

@@ -15,7 +15,7 @@ from ...state_store.errors import StateStoreError
 from ...trainer.errors import ConfigError, TrainingError
 from ..printing import MAX_ERROR_CHARACTERS, plain_text
 from .answers import Answers
-from .queries import Query
+from .catalogue import Query
 
 HOST = "127.0.0.1"
 _MAX_BODY = 64 << 20
@@ -39,8 +39,6 @@ _HEADERS = {
 
 
 class Reply(NamedTuple):
-    """The response."""
-
     body: bytes
     kind: str
     status: HTTPStatus = HTTPStatus.OK

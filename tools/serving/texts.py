@@ -8,12 +8,11 @@ from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...pipeline.dataset.samples_table import CAPTIONS
 from ...pipeline.opening import Dataset
 from ...trainer.errors import RunError
-from ..inspection import OnDone
+from ..inspection import Int64s, OnDone
 
 MAX_MATCHES = 50_000
 """Samples that a search for words finds at most, those with the lowest ids: more take too long to count."""
@@ -44,9 +43,8 @@ class Texts:
         self._path, self._lock, self._turns = path, Lock(), 0
         # The file lies in a run directory, which may come from anyone: it is not written to, and runs nothing. A view,
         # a trigger or a generated column would.
-        self._connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True, check_same_thread=False
-        )
+        address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
         self._connection.set_progress_handler(self._is_endless, _STEPS)
         self._ask("PRAGMA trusted_schema = OFF")
@@ -55,7 +53,7 @@ class Texts:
             if self._ask(_SCHEMA) != new.execute(_SCHEMA).fetchall():
                 raise damaged(path, "it holds other tables or views than an index")
 
-    def matches(self, words: str) -> NDArray[np.int64]:
+    def matches(self, words: str) -> Int64s:
         """Return the ids of samples whose caption or key has all these words, ascending, at most MAX_MATCHES.
 
         The last word may be the beginning of one.
@@ -63,9 +61,8 @@ class Texts:
         quoted = ['"{}"'.format(word.replace('"', '""').replace("\0", "")) for word in words.split()]
         if not quoted:
             return np.empty(0, np.int64)
-        rows = self._ask(
-            "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid LIMIT ?", (" ".join(quoted) + "*", MAX_MATCHES)
-        )
+        question = "SELECT rowid FROM words WHERE words MATCH ? ORDER BY rowid LIMIT ?"
+        rows = self._ask(question, (" ".join(quoted) + "*", MAX_MATCHES))
         return np.fromiter((id for (id,) in rows), np.int64, len(rows))
 
     def of(self, sample_ids: Sequence[int]) -> list[Text]:

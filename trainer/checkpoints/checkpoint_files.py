@@ -9,7 +9,8 @@ A checkpoint appears whole. In a bucket, writing checkpoint.json completes it, a
 import errno
 import json
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
@@ -61,8 +62,7 @@ class CheckpointInfo(BaseModel, frozen=True, extra="forbid"):
 def save_checkpoint(folder: Place, info: CheckpointInfo, training: dict[str, Any]) -> Place:
     """Write checkpoints/step-N atomically, then update `latest`. Replaces an existing checkpoint of that step.
 
-    training: CPU tensors and plain values, as a tensor tree. Raises OSError if writing fails, and then leaves nothing
-    on disk.
+    training: CPU tensors and plain values, as a tensor tree. Raises OSError, and then leaves nothing on disk.
     """
     final = steps_in(folder, _FILES).save(info.step, lambda building: _write(building, info, training))
     (folder / LATEST).rewrite(f"{final.name}\n".encode())
@@ -75,10 +75,9 @@ def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> No
     tensors, rest = take_apart(training)
     save_tensors(building / _TENSORS, tensors)
     write_atomically(building / _REST, json.dumps(rest, indent=1, allow_nan=False).encode())
-    files = {
-        name: FileDigest(bytes=(building / name).stat().st_size, sha256=sha256_of(building / name))
-        for name in (_TENSORS, _REST)
-    }
+    files = {}
+    for made in (building / _TENSORS, building / _REST):
+        files[made.name] = FileDigest(bytes=made.stat().st_size, sha256=sha256_of(made))
     write_atomically(building / INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
 
 
@@ -154,8 +153,7 @@ def _damage_of(path: Place) -> Iterator[None]:
 def latest_checkpoint(folder: Place) -> Place | None:
     """Return the directory of the newest checkpoint, unverified, or None if there is none.
 
-    Goes by the directory names: each checkpoint appears atomically, while `latest` may be outdated after a kill or
-    copy.
+    Goes by the directories, which appear atomically, while `latest` may be outdated after a kill or copy.
     """
     found = checkpoints_in(folder)
     return found[max(found)] if found else None
@@ -177,9 +175,8 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
     Warns about every newer damaged checkpoint, and about `latest` if it names another. Raises RunError about the newest
     if all are damaged, and if one has another format.
     """
-    found = {
-        step: path for step, path in checkpoints_in(folder).items() if before is None or step < step_of(before.name)
-    }
+    end = math.inf if before is None else step_of(before.name)
+    found = {step: path for step, path in checkpoints_in(folder).items() if step < end}
     damages: list[DamagedCheckpointError] = []
     for step in sorted(found, reverse=True):
         try:
@@ -192,13 +189,8 @@ def load_latest(folder: Place, *, before: Place | None = None) -> Loaded | None:
         for damage in damages:
             _log.warning("%s Resuming from step %d, the newest intact checkpoint.", damage, step)
         if before is None and (named := _named(folder)) != (newest := found[max(found)].name):
-            _log.warning(
-                "%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact one",
-                folder / LATEST,
-                named,
-                newest,
-                step,
-            )
+            outdated = "%s names %s, but the newest checkpoint is %s. Resuming from step %d, the newest intact one"
+            _log.warning(outdated, folder / LATEST, named, newest, step)
         return loaded
     if damages:
         raise RunError(f"{damages[0]} No earlier checkpoint is intact; start a new run with another --out")
@@ -212,12 +204,6 @@ def _named(folder: Place) -> str:
     except OSError as error:
         return f"none ({error.strerror or error})"
     return name if step_of(name) >= 0 else f"{name[:40]!r}, which is not step-N,"
-
-
-def retained_steps(steps: Iterable[int], keep_last: int, keep_every: int) -> set[int]:
-    """Return the snapshots' steps to keep: the newest `keep_last`, and multiples of `keep_every`."""
-    ascending = sorted(steps)
-    return {*ascending[-keep_last:], *(step for step in ascending if keep_every and step % keep_every == 0)}
 
 
 def remove_checkpoints(folder: Place, *, keep: Collection[int]) -> None:

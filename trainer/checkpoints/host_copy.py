@@ -1,13 +1,15 @@
 """A host copy of a checkpoint's content. With pinned memory, making it does not wait for the GPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...storage.gpu_copies import wait_for
+from .tensors import join, take_apart
 
 _ALIGNED = 16
 """Bytes: a multiple of every dtype's size."""
@@ -15,7 +17,7 @@ _ALIGNED = 16
 
 def bytes_on_gpu(tree: Any) -> int:
     """Return the size of the pinned memory for a copy of a tree: 0 without tensors on a GPU."""
-    return sum(_padded(tensor) for tensor in _tensors(tree) if tensor.device.type == "cuda")
+    return sum(_padded(tensor) for tensor in take_apart(tree)[0].values() if tensor.device.type == "cuda")
 
 
 class PinnedMemory:
@@ -42,40 +44,26 @@ class CopyOnHost:
 
     def __init__(self, tree: Mapping[str, Any], pinned: Tensor | None = None) -> None:
         """pinned: uint8, at least bytes_on_gpu(tree), in use until `result` returns; None: wait for the copies."""
-        self._pinned, self._used = pinned, 0
-        self._sources, self._copies = list[Tensor](), list[Tensor]()
+        tensors, self._rest = take_apart(tree)
+        later = {} if pinned is None else {name: each for name, each in tensors.items() if each.device.type == "cuda"}
+        self._copies = {name: each.to("cpu", copy=True) for name, each in tensors.items() if name not in later}
         self._copied: torch.cuda.Event | None = None
-        self._tree: dict[str, Any] = self._copy(tree)
-        if self._copies:
+        if pinned is not None and later:
+            starts = accumulate(map(_padded, later.values()), initial=0)
+            copies = [placed(pinned, start, each) for start, each in zip(starts, later.values(), strict=False)]
             # At once: after each copy of its own, another thread of Python might keep this one waiting for 5 ms.
-            torch._foreach_copy_(self._copies, self._sources, non_blocking=True)
+            torch._foreach_copy_(copies, [*later.values()], non_blocking=True)
             # blocking: the waiting thread sleeps; by default it would spin on a core that the loader needs.
             self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._copied.record()  # in the current stream, which orders the copies before the next change
-        self._sources, self._copies = [], []
+            self._copies |= dict(zip(later, copies, strict=True))
 
     def result(self) -> dict[str, Any]:
         """Return the copy once it is complete. Thread-safe."""
         if self._copied is not None:
             wait_for(self._copied)
-        return self._tree
-
-    def _copy(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if value.device.type != "cuda":
-                return value.detach().clone()
-            if self._pinned is None:
-                return value.detach().cpu()
-            copy = placed(self._pinned, self._used, value)
-            self._used += _padded(value)
-            self._sources.append(value.detach())
-            self._copies.append(copy)
-            return copy
-        if isinstance(value, Mapping):
-            return {name: self._copy(each) for name, each in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copy(each) for each in value)
-        return value
+        tree: dict[str, Any] = join(self._copies, self._rest)
+        return tree
 
 
 def placed(memory: Tensor, at: int, like: Tensor) -> Tensor:
@@ -86,11 +74,3 @@ def placed(memory: Tensor, at: int, like: Tensor) -> Tensor:
 
 def _padded(tensor: Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping | list | tuple):
-        for each in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _tensors(each)

@@ -13,7 +13,7 @@ from ...storage.files import open_regular, sync
 
 
 def take_apart(tree: Any) -> tuple[dict[str, Tensor], Any]:
-    """Return the contiguous tensors by path, such as `optimizer/weights/state/0/exp_avg`, and the rest of the tree.
+    """Return the tensors by path, such as `optimizer/weights/state/0/exp_avg`, and the rest of the tree.
 
     tree: tensors, None, bool, int, float and str in dicts, lists and tuples; dict keys are plain values. In the rest,
     an object with one member encodes what JSON lacks: {"$tensor": name}, {"$tuple": [...]}, {"$float": "nan"}, and
@@ -44,7 +44,7 @@ def _plain(value: Any, path: tuple[str, ...], tensors: dict[str, Tensor]) -> Any
         name = "/".join(path)
         while name in tensors:  # 0 and "0" are different keys
             name += "'"
-        tensors[name] = value.detach().contiguous()
+        tensors[name] = value.detach()
         return {"$tensor": name}
     if isinstance(value, list | tuple):
         values = [_plain(each, (*path, str(place)), tensors) for place, each in enumerate(value)]
@@ -82,9 +82,10 @@ def _value(rest: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write contiguous tensors, no two sharing memory. Raises OSError if writing fails."""
+    """Write tensors, no two sharing memory. Raises OSError if writing fails."""
     try:
-        save_file(dict(tensors), path, None if metadata is None else dict(metadata))
+        contiguous = {name: each.contiguous() for name, each in tensors.items()}
+        save_file(contiguous, path, None if metadata is None else dict(metadata))
     except SafetensorError as error:
         raise OSError(f"{path} cannot be written: {error}") from error
     path.chmod(path.parent.stat().st_mode & 0o666)  # safetensors creates files readable only by their owner

@@ -65,9 +65,6 @@ class RecipeConfig(BaseModel):
         return {key: value for key, value in (self.model_extra or {}).items() if value != "none"}
 
 
-_UNITS = ["", "k", "m", "g", "t"]
-
-
 def _to_bytes(size: object) -> object:
     """Convert a size such as 512MB or 2GiB to bytes, and `none` to None."""
     if not isinstance(size, str):
@@ -77,7 +74,7 @@ def _to_bytes(size: object) -> object:
     if not (parts := re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", size, re.IGNORECASE)):
         raise ValueError("is not a size; use a number of bytes, a size such as 512MB or 2GiB, or none")
     number, unit, binary = parts.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _UNITS.index(unit.lower()))
+    return int(float(number) * (1024 if binary else 1000) ** ["", *"kmgt"].index(unit.lower()))
 
 
 def _absolute(place: str) -> str:
@@ -85,8 +82,7 @@ def _absolute(place: str) -> str:
 
 
 _Size = Annotated[PositiveInt | None, BeforeValidator(_to_bytes)]
-_DatasetPlace = Annotated[str, AfterValidator(_absolute)]
-_FilePath = Annotated[str, AfterValidator(lambda path: str(Path(path).resolve()) if path else path)]
+_Place = Annotated[str, AfterValidator(_absolute)]
 """Made absolute, because a run may be resumed from any directory."""
 
 
@@ -132,23 +128,23 @@ class DataConfig(Section):
 
     path: str = ""
     """Dataset directory, or address in an object store, such as s3://bucket/cc12m; `--data`."""
-    parts: tuple[_DatasetPlace, ...] | None = None
+    parts: tuple[_Place, ...] | None = None
     """Several dataset directories instead, whose samples are mixed; `--data`, repeated (docs/data.md)."""
     shares: tuple[PositiveInt, ...] | None = None
     """Shares of the parts in a batch, such as [5, 2, 1]; none, the default: equal ones. `--share`, repeated."""
-    tars: _DatasetPlace = ""
+    tars: _Place = ""
     """Directory or address of the tars of a dataset in place, if they were moved; `--tars`."""
     cache: _Size = None
     """Disk space for each rank's cache of a dataset, or its tars, at an address: bytes, or a size such as 200GB. If its
     share of the dataset does not fit, the order is windowed. none, the default: all of it, in at most half of the free
     disk."""
-    select: _FilePath = ""
+    select: _Place = ""
     """Parquet file with a column sample_id: train on these samples only; `--select`. Recorded with its number of rows
     and its sha256; the run has its own copy."""
-    weights: _FilePath = ""
+    weights: _Place = ""
     """Parquet file with the columns sample_id and weight: the factor of a sample's loss, relative to the mean weight;
     `--weights`. Recorded likewise."""
-    without: _FilePath = ""
+    without: _Place = ""
     """Parquet file with key or uri, or sample_id and dataset_fingerprint: exclude these samples; `--without`. They keep
     their places in the order, so all other samples keep theirs, and batches get smaller. Recorded likewise."""
     loader: Literal["auto", "ffcv", "dali", "synthetic"] = "auto"
@@ -232,10 +228,7 @@ class EncoderConfig(Section):
     @model_validator(mode="after")
     def _unlocked_where_locked(self) -> Self:
         if self.unlocked_groups and not self.locked:
-            raise ValueError(
-                f"unlocked_groups {self.unlocked_groups} is for a locked encoder; set locked = true, or "
-                "remove unlocked_groups"
-            )
+            raise ValueError(f"unlocked_groups {self.unlocked_groups} needs locked = true; set that, or remove it")
         return self
 
 
@@ -440,9 +433,9 @@ class EvaluationConfig(Section):
 
     every_steps: NonNegativeInt = 0
     """Evaluate every N steps; 0 disables."""
-    test: _DatasetPlace = ""
+    test: _Place = ""
     """The dataset to score, other than the training set."""
-    train: _DatasetPlace = ""
+    train: _Place = ""
     """The dataset that provides neighbours and the class sizes for the bands; empty: the run's own."""
     templates: tuple[Annotated[str, AfterValidator(checked_template)], ...] = ()
     """Zero-shot prompts; {} is the class name, {lower} the same in lower case. Empty: "a photo of a {}"."""
@@ -487,15 +480,14 @@ class TrainConfig(Section):
     steps: NonNegativeInt = 0
     """End after this many steps, if the epochs have more; the rate's cosine ends there, too; `--steps`. 0: no limit."""
     batch_size: NonNegativeInt = 0
-    """Global batch size, over all ranks; 0 chooses 256, or less for small datasets, so that an epoch has
-    four steps."""
+    """Global batch size, over all ranks; 0 chooses 256, or less for small datasets, so that an epoch has four steps."""
     micro_batch: NonNegativeInt = 0
     """Samples that a rank encodes at once, for batches larger than the memory; 0: its whole share of the batch. Takes
     about a third more time (docs/settings.md)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where encoders and objective run; auto: on a GPU if there is one. The samples' state stays on the CPU."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
-    """Precision of the encoders' computation; weights, objective and state are always float32. auto is bf16 on a GPU
+    """Precision of the encoders' computation; weights, similarities and state are always float32. auto is bf16 on a GPU
     that supports it, otherwise float32; unless float32 is chosen, a GPU's remaining float32 products use TF32."""
     channels_last: Literal["auto"] | bool = "auto"
     """Store images and kernels in channels-last format, which half-precision convolutions prefer; auto: on a GPU."""
@@ -532,7 +524,14 @@ def load_config(tree: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("; ".join(dict.fromkeys(_explain(dict(e)) for e in error.errors()))) from None
+        raise ConfigError(explained(error)) from None
+
+
+def load_recorded(tree: Mapping[str, Any]) -> TrainConfig:
+    """As `load_config`, of a run's settings: before `objective.precision` existed, all products were in float32."""
+    config = load_config(tree)
+    settings = {"precision": "float32"} | config.objective.settings
+    return config.model_copy(update={"objective": config.objective.model_copy(update=settings)})
 
 
 def settings_named(name: str) -> list[str]:
@@ -559,11 +558,17 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def explained(error: ValidationError) -> str:
+    """Return every bad key with its value and the reason, and for an unknown one the nearest valid key."""
+    return "; ".join(dict.fromkeys(_explain(dict(each)) for each in error.errors()))
+
+
 def _explain(error: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in error["loc"] if part not in ("str", RecipeConfig.__name__))
     if error["type"] != "extra_forbidden":
         given = "" if isinstance(error["input"], Mapping | BaseModel) else f" = {error['input']!r}"
-        reason = error["msg"].removeprefix("Value error, ")
+        is_table = error["type"] in ("dict_type", "model_type")
+        reason = f"set each by name, {key}.NAME=VALUE" if is_table else error["msg"].removeprefix("Value error, ")
         return f"{key}{given}: {reason}" if key else reason
     if now := RENAMED.get(key):
         return f"unknown setting {key!r}: it is now {now}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...storage.place import AnyPlace, Place, place_of
-from ..errors import ConfigError
+from ..errors import ConfigError, refusing
 from . import flat, nearest
 
 PRESETS = Path(__file__).parents[1] / "presets"
@@ -19,7 +19,6 @@ MAX_BYTES, MAX_DOTS = 1 << 18, 300
 """Limits on a settings file's size and on dots per line: tomllib's memory grows with the square of a key's parts."""
 MAX_DEPTH = 8
 """Maximum nesting of tables in a settings file; ours have four levels."""
-
 
 _RECIPE = "recipe"
 """Setting that is a name, or a table of changed fields that includes the name."""
@@ -55,10 +54,8 @@ class Layers:
 
 def read_toml(path: AnyPlace) -> dict[str, Any]:
     """Return the settings in a file, unvalidated. Raises ConfigError if it is missing or not valid TOML."""
-    try:
+    with refusing(f"{path} cannot be read", OSError):
         return parse_toml((place := place_of(path)).read_bytes(MAX_BYTES), place)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
 
 
 def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
@@ -66,10 +63,8 @@ def parse_toml(text: bytes, path: Place) -> dict[str, Any]:
     if any(line.count(b".") > MAX_DOTS for line in text.splitlines()):
         raise ConfigError(f"{path} is not a settings file: it has a line with more than {MAX_DOTS} dots")
     with suppress(RecursionError):
-        try:
+        with refusing(f"{path} is not valid TOML", ValueError):  # or UTF-8, or has integers of thousands of digits
             tree = tomllib.loads(text.decode())
-        except ValueError as error:  # also for invalid UTF-8 and integers of thousands of digits
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
         if _depth(tree) <= MAX_DEPTH:
             return tree
     raise ConfigError(f"{path} is not a settings file: it is nested too deeply")

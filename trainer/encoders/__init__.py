@@ -12,7 +12,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from ...pipeline.batch import Batch
 from ...pipeline.dataset.index import TokenizerInfo
 from ..config import ModelConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, refusing
 from ..plugins import HF, OPEN_CLIP, TIMM, installed, is_directory, is_own_encoder
 from .backbones import Backbone, conv, mean_embedding
 from .locking import refuse_impossible_locks
@@ -107,10 +107,8 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
         backbone = OpenClipBackbone(side, name, encoder.config, recompute, given, pretrained)
     elif encoder.name in (known := BUILT_IN[side]):
         sizes = {} if isinstance(given, int) else {"vocab_size": given.vocab_size, "end_id": given.end_id}
-        try:
+        with refusing(f"model.{side}.config", TypeError):
             backbone = known[encoder.name](recompute=recompute, **sizes, **encoder.config)
-        except TypeError as error:
-            raise ConfigError(f"model.{side}.config: {error}") from None
     elif is_own_encoder(encoder.name) or encoder.name in installed("encoders"):
         backbone = own_backbone(side, encoder, recompute, given)
     else:
@@ -123,10 +121,8 @@ def create_encoder(side: str, config: ModelConfig, given: int | TokenizerInfo, *
     head = backbone.projection(config.dim) if config.head == "linear" else None
     made = Encoder(backbone, head or HEADS[config.head](backbone.width, config.dim, config.head_width or None))
     if encoder.locked:
-        try:
+        with refusing(f"model.{side}.unlocked_groups = {encoder.unlocked_groups}", ValueError):
             made.lock(encoder.unlocked_groups)
-        except ValueError as error:
-            raise ConfigError(f"model.{side}.unlocked_groups = {encoder.unlocked_groups}: {error}") from None
     return made
 
 

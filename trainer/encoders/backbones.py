@@ -1,18 +1,27 @@
-"""Backbones: images or tokens → features. Their base class, the small built-in ones, and activation checkpointing."""
+"""Backbones: images or tokens → features. Their base class, the small built-in ones, and activation checkpointing.
+
+And bounds on what a model's configuration may ask for, checked before anything takes memory.
+"""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.utils.checkpoint import checkpoint
 
+from ..errors import ConfigError
+from ..uncompiled import uncompiled
 from .synced_batch_norm import SyncedBatchNorm
+
+MAX_SETTING, MAX_MODULES, MAX_WEIGHTS = 1 << 24, 30_000, 10**11
+"""Upper bounds on a setting, on a model's modules (48 layers of 128 experts have 25,000), and on its weights."""
 
 
 class Backbone(nn.Module):
@@ -129,7 +138,7 @@ def _recomputed(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **n
 
 
 # Norms over all ranks are not compiled, so blocks with such norms are not either: tracing would lose the context.
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 def _recomputed_eagerly(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), statistics_untouched(block)
@@ -140,14 +149,32 @@ def _recomputed_eagerly(block: nn.Module, forward: Callable[..., Any], *inputs: 
 @contextmanager
 def statistics_untouched(block: nn.Module) -> Iterator[None]:
     """Make batch norms update copies of their statistics: a second forward pass would count each batch twice."""
-    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-    own = [(norm, dict(norm.named_buffers(recurse=False))) for norm in norms]
-    for norm, buffers in own:
-        for name, buffer in buffers.items():
-            setattr(norm, name, buffer.clone())
-    try:
+    with ExitStack() as end:
+        for norm in (module for module in block.modules() if isinstance(module, _BatchNorm)):
+            for name, buffer in [*norm.named_buffers(recurse=False)]:
+                end.callback(setattr, norm, name, buffer)
+                setattr(norm, name, buffer.clone())
         yield
-    finally:
-        for norm, buffers in own:
-            for name, buffer in buffers.items():
-                setattr(norm, name, buffer)
+
+
+def refuse_absurd(where: str, settings: object) -> None:
+    """Raise ConfigError for a whole number that no model has; lists of so many layers alone would fill the memory."""
+    if isinstance(settings, dict | list):
+        for value in settings.values() if isinstance(settings, dict) else settings:
+            refuse_absurd(where, value)
+    elif isinstance(settings, int) and abs(settings) > MAX_SETTING:
+        raise ConfigError(f"{where}: no model has a setting of {settings:,}; it would not fit into memory")
+
+
+def refuse_too_large(make: Callable[[], nn.Module]) -> None:
+    """Make a model without memory. Raises ValueError if it has more modules or weights than any model."""
+    made = count(1)
+
+    def counted(*_: object) -> None:
+        if next(made) > MAX_MODULES:
+            raise ValueError(f"it has more than {MAX_MODULES:,} parts; look at its settings of sizes")
+
+    with register_module_module_registration_hook(counted), torch.device("meta"):
+        weights = sum(weight.numel() for weight in make().parameters())
+    if weights > MAX_WEIGHTS:
+        raise ValueError(f"{weights:.1e} weights do not fit into memory; look at the settings of the model")

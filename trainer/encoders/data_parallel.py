@@ -11,6 +11,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from ..config import TrainConfig
 from ..errors import ConfigError
 from ..metrics.step_clock import StepClock
 from ..world import World
@@ -20,14 +21,7 @@ from .synced_batch_norm import synchronise_batch_norms
 
 
 def encoders_of_a_step(
-    encoders: Encoders,
-    device: torch.device,
-    world: World,
-    clock: StepClock,
-    *,
-    channels_last: bool = False,
-    compile: bool = False,
-    deterministic: bool = False,
+    encoders: Encoders, config: TrainConfig, device: torch.device, world: World, clock: StepClock
 ) -> nn.Module:
     """Return a module to call in place of `encoders`, with the same parameters. Call it before creating the optimiser.
 
@@ -35,14 +29,14 @@ def encoders_of_a_step(
     norms then use statistics of all ranks on GPUs; on CPUs, where torch cannot, of each rank's own samples.
     Raises ConfigError for settings that would fail on a GPU in the first steps.
     """
-    if channels_last:
+    if config.channels_last is True:
         # Kernels only: a convolution converts its input to its kernel's memory format.
         encoders.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     on_gpu = device.type == "cuda"
     if world.size > 1 and on_gpu:
         refuse_unused_weights(encoders)
         synchronise_batch_norms(encoders)
-    if compile:
+    if config.compile:
         if on_gpu:
             refuse_compiler()
             # torch 2.11's compiler says so of a softmax whose reduction it splits; nothing is wrong.
@@ -59,7 +53,7 @@ def encoders_of_a_step(
         # Otherwise DDP rebuilds its buckets after the first step. A gradient's bucket decides the order in which three
         # or more ranks are summed, so a resumed run would not be bit-identical to an uninterrupted run, as it must be
         # on CPUs and with deterministic algorithms.
-        find_unused_parameters=not on_gpu or deterministic,
+        find_unused_parameters=not on_gpu or config.deterministic,
     )
     if on_gpu:  # the batch norms keep their statistics equal on GPUs; on CPUs rank 0's count
         parallel.broadcast_buffers = False

@@ -5,7 +5,7 @@ Nothing in it is executed: the architecture must be one of transformers' own, an
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -19,9 +19,9 @@ from ...pipeline.dataset.tokenizer import is_same_tokenizer, read_tokenizer
 from ...storage.files import read_regular
 from ...storage.sealed_json import parse
 from ..config import EncoderConfig
-from ..errors import ConfigError, one_line
+from ..errors import ConfigError, refusing
 from ..plugins import HF
-from .bounds import refuse_absurd
+from .backbones import refuse_absurd
 from .hf_hub import hub_name, snapshot
 
 try:
@@ -104,13 +104,11 @@ def with_architecture(side: str, encoder: EncoderConfig) -> EncoderConfig:
 def _tower(where: str, side: str, stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the config.json of a whole model's tower, and what is recorded of the whole."""
     towers = {key: value for key, value in stored.items() if key.startswith(("text_config", "vision_config"))}
-    try:
+    with refusing(f"{where}: its config.json cannot be used"):
         whole: Any = AutoConfig.for_model(stored[MODEL_TYPE], **towers)
         in_tower = whole.vision_config.hidden_size if stored[MODEL_TYPE] == "siglip" else whole.projection_dim
         space = int(stored.get("projection_dim", in_tower))
         tower = (whole.vision_config if side == "image" else whole.text_config).to_dict()
-    except Exception as error:  # transformers has no common class for invalid settings
-        raise ConfigError(f"{where}: its config.json cannot be used: {one_line(error)}") from error
     return tower, {PROJECTION: space}
 
 
@@ -182,10 +180,8 @@ def _architecture(where: str, folder: Path, model_type: str, stored: dict[str, A
 
 def built(where: str, model_type: str, settings: dict[str, Any]) -> Any:
     """Return transformers' config of a type. Raises ConfigError for settings that it refuses."""
-    try:
+    with refusing(where):
         return AutoConfig.for_model(model_type, **settings)
-    except Exception as error:  # transformers has no common class for invalid settings
-        raise ConfigError(f"{where}: {one_line(error)}") from error
 
 
 def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
@@ -202,11 +198,11 @@ def refuse_other_tokenizer(folder: Path, tokenizer: Path) -> None:
 def stored_tensor(where: str, folder: Path, name: str) -> Tensor:
     """Return one of a directory's tensors, float32. Raises ConfigError if it is missing or cannot be read."""
     files = _check_index(where, folder) if (folder / _INDEX).exists() else {}
-    try:
-        with safe_open(folder / files.get(name, _WEIGHTS[0]), "pt") as file:
-            tensor: Tensor = file.get_tensor(name).float()
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{where}: its {name} cannot be read ({one_line(error)})") from error
+    with (
+        refusing(f"{where}: its {name} cannot be read", OSError, SafetensorError),
+        safe_open(folder / files.get(name, _WEIGHTS[0]), "pt") as file,
+    ):
+        tensor: Tensor = file.get_tensor(name).float()
     return tensor
 
 
@@ -236,14 +232,12 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
         _check_index(where, folder)
     if (folder / "adapter_config.json").exists():  # transformers would load it, and other files that it names
         raise ConfigError(f"{where} has an adapter; merge it into the model, and save the model again")
-    try:
-        with quiet():
-            safely = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
-            model, found = model_class(config.model_type).from_pretrained(
-                folder, config=config, dtype=torch.float32, output_loading_info=True, **safely
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{where}: its weights do not match its config.json ({one_line(error)})") from error
+    kinds = OSError, ValueError, RuntimeError, SafetensorError
+    with refusing(f"{where}: its weights do not match its config.json", *kinds), quiet():
+        safely = {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+        model, found = model_class(config.model_type).from_pretrained(
+            folder, config=config, dtype=torch.float32, output_loading_info=True, **safely
+        )
     # A ViT is often published with a classifier instead of the pooler; the pooler is then trained from scratch.
     if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
         raise ConfigError(f"{where} lacks {len(missing)} of the model's tensors, for example {missing[0]}")
@@ -256,12 +250,9 @@ def load_model(where: str, folder: Path, config: Any) -> nn.Module:
 def quiet() -> Iterator[None]:
     """Suppress transformers' progress bars and reports; its warnings are errors here."""
     log: Any = transformers_logging  # it has no types
-    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity_error()
-    log.disable_progress_bar()
-    try:
+    with ExitStack() as end:
+        end.callback(log.set_verbosity, log.get_verbosity())
+        end.callback(log.enable_progress_bar if log.is_progress_bar_enabled() else log.disable_progress_bar)
+        log.set_verbosity_error()
+        log.disable_progress_bar()
         yield
-    finally:
-        log.set_verbosity(verbosity)
-        if bars:
-            log.enable_progress_bar()

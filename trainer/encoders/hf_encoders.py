@@ -13,10 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import MODEL_FOR_MASKED_LM_MAPPING, AutoConfig
 
 from ...pipeline.dataset.index import TokenizerInfo
-from ..errors import ConfigError, one_line
+from ..errors import ConfigError, refusing
 from ..plugins import HF
-from .backbones import Backbone, caption_mask, recompute_alone
-from .bounds import refuse_absurd, refuse_too_large
+from .backbones import Backbone, caption_mask, recompute_alone, refuse_absurd, refuse_too_large
 from .hf_directory import MODEL_TYPE, PROJECTION, built, folder_of, load_model, model_class, refuse_type, stored_tensor
 
 _BASIC = {"layer_type": "basic", "depths": [2, 2, 2, 2], "hidden_sizes": [64, 128, 256, 512]}
@@ -54,12 +53,11 @@ class HFBackbone(Backbone):
         self._where, self._own = where, own
         self._is_trained = "/" in name and bool(own.get("pretrained", True))
         self._folder = folder_of(HF + name) if self._is_trained and pretrained else None
-        try:
+        clashes = AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError  # of settings
+        with refusing(where, *clashes):
             made = model_class(config.model_type)
             refuse_too_large(lambda: made(copy.deepcopy(config)))
             self.model: nn.Module = load_model(where, self._folder, config) if self._folder else made(config)
-        except (AssertionError, ZeroDivisionError, LookupError, TypeError, ValueError) as error:  # settings that clash
-            raise ConfigError(f"{where}: {one_line(error)}") from error
 
     def features(self, model: Any, inputs: Tensor) -> Tensor:
         """Return the features of images or tokens, [b, width]."""
@@ -72,7 +70,7 @@ class HFBackbone(Backbone):
     def probe(self, *shape: int, dtype: torch.dtype) -> None:
         """Find the width by a pass without values; weights on which the features do not depend are not trained."""
         model: Any = self.model
-        try:
+        with refusing(f"{self._where} gives no features of inputs {[*shape]}"):
             with torch.device("meta"):
                 tried: Any = model_class(model.config.model_type)(copy.deepcopy(model.config)).eval()
             # With fakes transformers does not look at a mask; without them the pass takes a third of the time.
@@ -83,8 +81,6 @@ class HFBackbone(Backbone):
                 self.width = features.shape[1]
                 for weight, gradient in zip(weights, gradients, strict=True):
                     model.get_parameter(weight).requires_grad &= gradient is not None
-        except Exception as error:  # transformers has no common class for what a model does not support
-            raise ConfigError(f"{self._where} gives no features of inputs {[*shape]}: {one_line(error)}") from error
 
     def groups(self) -> list[nn.Module]:
         """Return what comes before the blocks, as one group, the blocks or stages, and what comes after them.
@@ -190,9 +186,7 @@ class HFImageBackbone(HFBackbone):
         model: Any = self.model
         patch = 1 if self.image_size is None else model.config.patch_size
         if pixels % patch:
-            raise ConfigError(
-                f"model.image.name has patches of {patch} pixels, of which data.local_size = {pixels} is no multiple"
-            )
+            raise ConfigError(f"data.local_size = {pixels} is no multiple of model.image.name's patch, {patch} pixels")
         self.probe(2, 3, pixels, pixels, dtype=torch.float32)
 
 

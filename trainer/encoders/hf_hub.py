@@ -22,8 +22,7 @@ def hub_name(name: str) -> tuple[str, str | None] | None:
 def snapshot(name: str, *, fetching: bool = False, weights: bool = True) -> Path | None:
     """Return the folder in Hugging Face's cache of a hub's name; the folder's name is the revision. Else None.
 
-    fetching: fetch what is missing, but no code and no pickles, and without `weights` none. Raises ConfigError if it is
-    not there.
+    fetching: fetch what is missing, but no code and no pickles, and without `weights` none. Raises ConfigError.
     """
     if (hub := hub_name(name)) is None:
         return None

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, Validation
 from ..config import EncoderConfig
 from ..errors import ConfigError
 from ..plugins import OPEN_CLIP, TIMM
-from .hf_directory import read_object
+from .hf_directory import folder_of, read_object
 from .timm_encoders import imported
 
 _FILES = ("processor_config.json", "preprocessor_config.json")
@@ -76,40 +76,15 @@ class _Processor(BaseModel):
         return min((side for side in sides if side), default=None)
 
 
-def normalisation(folder: Path, image_size: int) -> dict[str, Any]:
-    """Return `mean` and `std` of a directory's image processor, for a recipe; empty, with a warning, if it has none.
+def normalisation(image: EncoderConfig, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
+    """Return `mean` and `std` of pixels that a model was trained with, for a recipe; empty if nothing tells them.
 
-    image_size: side of this run's views in pixels; warns if the processor's pictures have another one.
-    Raises ConfigError if its file cannot be read, or says what cannot be meant.
+    image_size: side of this run's views in pixels; warns if the model's pictures have another one, and if a file lacks
+    mean or std, unless `quiet`. Raises ConfigError if its file cannot be read, or says what cannot be meant.
     """
-    where, stored = f"hf:{folder}", dict[str, Any]()
-    for name in (name for name in reversed(_FILES) if (folder / name).is_file()):
-        found = read_object(where, folder, name)
-        stored = found.get("image_processor", stored) if name == _FILES[0] else found
-    return _normalisation_of(where, stored, image_size)
-
-
-def library_normalisation(image: EncoderConfig, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
-    """As normalisation, of the weights of timm or open_clip that the settings ask for; empty without any.
-
-    Of a file, what its library wrote beside it counts. quiet: do not warn.
-    """
-    prefix = TIMM if image.name.startswith(TIMM) else OPEN_CLIP
-    arch, _, weights = image.name.removeprefix(prefix).partition(":")
-    found: dict[str, Any] = {}
-    if image.name.startswith(prefix) and weights.endswith(".safetensors"):
-        (name, part), folder = _OF_LIBRARY[prefix], Path(weights).parent
-        found = read_object(image.name, folder, name) if (folder / name).is_file() else {}
-        return _normalisation_of(image.name, found.get(part, found), image_size, quiet=quiet)
-    if image.name.startswith(TIMM) and image.config.get("pretrained"):
-        models = imported(image.name, "timm").models
-        found = vars(models.get_pretrained_cfg(arch)) if models.is_model_pretrained(arch) else {}
-    elif image.name.startswith(OPEN_CLIP) and weights:
-        found = imported(image.name, "open_clip").get_pretrained_cfg(arch, weights)
-    return _normalisation_of(image.name, found, image_size, quiet=quiet) if found else {}
-
-
-def _normalisation_of(where: str, stored: object, image_size: int, *, quiet: bool = False) -> dict[str, Any]:
+    where, stored = _stored(image)
+    if stored is None:
+        return {}
     try:
         processor = _Processor.model_validate(stored)
     except ValidationError as error:
@@ -118,10 +93,8 @@ def _normalisation_of(where: str, stored: object, image_size: int, *, quiet: boo
         raise ConfigError(f"{where}: its image processor's {place}: {wrong['msg']}") from None
     if processor.side not in (None, image_size) and not quiet:
         kind = processor.resample if isinstance(processor.resample, str) else _RESAMPLED.get(processor.resample)
-        _log.warning(
-            "%s has an image processor for pictures of %d pixels (%s); here they have %d (bilinear)",
-            where, processor.side, kind or "of unknown resampling", image_size,
-        )  # fmt: skip
+        other = "%s has an image processor for pictures of %d pixels (%s); here they have %d (bilinear)"
+        _log.warning(other, where, processor.side, kind or "of unknown resampling", image_size)
     if not processor.normalisation and not quiet:
         _log.warning(
             "%s tells no mean and std of pictures, so those of the recipe are taken; if the model was trained with "
@@ -129,3 +102,29 @@ def _normalisation_of(where: str, stored: object, image_size: int, *, quiet: boo
             where,
         )
     return processor.normalisation
+
+
+def _stored(image: EncoderConfig) -> tuple[str, object]:
+    """Return a name for messages, and the image processor of a directory, or what timm or open_clip has of the weights.
+
+    Of a file of weights, what its library wrote beside it counts. None without weights that are known.
+    """
+    prefix = next((each for each in _OF_LIBRARY if image.name.startswith(each)), None)
+    arch, _, weights = image.name.removeprefix(prefix or "").partition(":")
+    stored: dict[str, Any] = {}
+    if prefix is None:
+        folder = folder_of(image.name)
+        for name in (name for name in reversed(_FILES) if (folder / name).is_file()):
+            found = read_object(f"hf:{folder}", folder, name)
+            stored = found.get("image_processor", stored) if name == _FILES[0] else found
+        return f"hf:{folder}", stored
+    if weights.endswith(".safetensors"):
+        (name, part), folder = _OF_LIBRARY[prefix], Path(weights).parent
+        stored = read_object(image.name, folder, name) if (folder / name).is_file() else {}
+        return image.name, stored.get(part, stored)
+    if prefix == TIMM and image.config.get("pretrained"):
+        models = imported(image.name, "timm").models
+        stored = vars(models.get_pretrained_cfg(arch)) if models.is_model_pretrained(arch) else {}
+    elif prefix == OPEN_CLIP and weights:
+        stored = imported(image.name, "open_clip").get_pretrained_cfg(arch, weights)
+    return image.name, stored or None

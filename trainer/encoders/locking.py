@@ -15,9 +15,7 @@ def refuse_impossible_locks(config: ModelConfig, mode: str) -> None:
     sides = {"image": config.image} | ({"text": config.text} if mode == "bimodal" else {})
     if config.predictor == "none" and all(side.locked and not side.unlocked_groups for side in sides.values()):
         names = " and ".join(f"model.{side}.locked" for side in sides)
-        raise ConfigError(
-            f"{names} = true locks all weights, so there is nothing to train; set unlocked_groups = 1 to train a head"
-        )
+        raise ConfigError(f"{names} = true locks all weights, so nothing trains; set unlocked_groups = 1 for a head")
 
 
 def starts_trained(encoder: EncoderConfig) -> bool:

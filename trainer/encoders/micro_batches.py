@@ -6,7 +6,6 @@ Source of the second way: GradCache (Gao, Zhang, Han and Callan, RepL4NLP 2021).
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +18,6 @@ from . import Encoders, Features
 from .backbones import statistics_untouched
 
 
-class EncodedBatch(NamedTuple):
-    """A batch's features and the samples they belong to."""
-
-    sample_ids: Tensor
-    """int64 [b], on the CPU."""
-    features: Features
-
-
 class OnePiece:
     """Encodes the batches of a run, one after the other; the loss's own backward pass reaches the weights."""
 
@@ -34,11 +25,11 @@ class OnePiece:
         """encode: the encoders, or the module that replaces them in a step."""
         self._encode, self._precision, self._device, self._clock = encode, precision, device, clock
 
-    def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
-        """Return the features of a rank's share of a batch, whose pieces are drawn one by one."""
+    def encode(self, pieces: Iterable[Batch]) -> tuple[Tensor, Features]:
+        """Return ids, int64 [b] on the CPU, and features of a rank's share of a batch, drawn piece by piece."""
         (batch,) = pieces
         with self._clock.computing("forward_backward"), self._precision.autocast():
-            return EncodedBatch(batch.sample_ids, self._encode(batch.to(self._device)))
+            return batch.sample_ids, self._encode(batch.to(self._device))
 
     def finish_backward(self) -> None:
         """Backpropagate the features' gradients to the weights, once the loss's backward pass is done."""
@@ -69,8 +60,8 @@ class MicroBatches(OnePiece):
         self._waiting: list[Batch] = []
         self._features: list[Tensor] = []
 
-    def encode(self, pieces: Iterable[Batch]) -> EncodedBatch:
-        """Return the features, which collect gradients for `finish_backward`; keeps the pieces until then."""
+    def encode(self, pieces: Iterable[Batch]) -> tuple[Tensor, Features]:
+        """Return ids and features, which collect gradients for `finish_backward`; keeps the pieces until then."""
         self._waiting, found = [], list[Features]()
         for number, piece in enumerate(pieces, 1):
             with self._clock.computing("forward_backward"), self._precision.autocast(), torch.no_grad():
@@ -82,7 +73,7 @@ class MicroBatches(OnePiece):
         self._features = [joined.first, joined.second, *joined.local]
         for features in self._features:
             features.requires_grad_()
-        return EncodedBatch(torch.cat([piece.sample_ids for piece in self._waiting]), joined)
+        return torch.cat([piece.sample_ids for piece in self._waiting]), joined
 
     def finish_backward(self) -> None:
         """Encode the pieces again and backpropagate their features' gradients; the last piece averages over ranks.

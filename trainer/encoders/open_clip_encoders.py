@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ...pipeline.dataset.index import TokenizerInfo
-from ..errors import ConfigError, one_line
-from .bounds import refuse_absurd, refuse_too_large
+from ..errors import ConfigError, one_line, refusing
+from .backbones import refuse_absurd, refuse_too_large
 from .timm_encoders import LibraryBackbone, imported
 
 PARTS = {"image": "vision_cfg", "text": "text_cfg"}
@@ -52,11 +52,9 @@ class OpenClipBackbone(LibraryBackbone):
                 f"{key}: weights are a .safetensors file (others may run code) or one of: {', '.join(on_hub) or 'none'}"
             )
         config["quick_gelu"] = (published or config).get("quick_gelu", False)
-        try:
+        with refusing(f"{key} cannot be created"):
             refuse_too_large(lambda: _tower(config, side, ""))
             tower = _tower(config, side, weights_of(name, fetching=True) if pretrained else "")
-        except Exception as error:  # neither open_clip nor the hub has a common class
-            raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         super().__init__(key, tower, config["embed_dim"], recompute, given, _GROUPS)
         self.config = {field: config[field] for field in ("embed_dim", "quick_gelu", "custom_text", part)}
 
@@ -68,11 +66,9 @@ def learned_by(name: str) -> dict[str, float]:
     """
     if not Path(weights := weights_of(name)).is_file():
         raise ConfigError(f"open_clip:{name}: there is no file {weights}, which has its temperature")
-    try:
-        with safe_open(weights, "pt") as file:
-            return {key: file.get_tensor(key).item() for key in {"logit_scale", "logit_bias"} & {*file.keys()}}
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"open_clip:{name}: its temperature cannot be read: {one_line(error)}") from error
+    kinds = OSError, RuntimeError, ValueError, SafetensorError
+    with refusing(f"open_clip:{name}: its temperature cannot be read", *kinds), safe_open(weights, "pt") as file:
+        return {key: file.get_tensor(key).item() for key in {"logit_scale", "logit_bias"} & {*file.keys()}}
 
 
 def weights_of(name: str, *, fetching: bool = False) -> str:
@@ -89,9 +85,8 @@ def weights_of(name: str, *, fetching: bool = False) -> str:
         return hf_hub_download(hub[:-1], open_clip.constants.HF_SAFE_WEIGHTS_NAME, local_files_only=not fetching)
     except Exception as error:  # of the network, the hub, the disk
         unknown = "is not in Hugging Face's cache; a new run fetches it by --set"
-        raise ConfigError(
-            f"open_clip:{name} {f'cannot be fetched: {one_line(error)}' if fetching else unknown}"
-        ) from error
+        why = f"cannot be fetched: {one_line(error)}" if fetching else unknown
+        raise ConfigError(f"open_clip:{name} {why}") from error
 
 
 def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: bool) -> None:
@@ -104,9 +99,7 @@ def _fit(key: str, tower: dict[str, Any], tokens: TokenizerInfo, *, trained: boo
             f"{tower['context_length']}"
         )
     if trained and tower.get("pool_type") == "last":
-        raise ConfigError(
-            f"{key} reads padding as it was trained with; use the model of transformers, hf:/path/to/model"
-        )
+        raise ConfigError(f"{key} reads padding, as it was trained; use transformers' model, hf:/path/to/model")
     tower |= sizes
     if tower.get("pool_type", "argmax") in ("argmax", "eos"):  # argmax: CLIP's end token is its largest
         tower |= {"pool_type": "eos", "eos_id": tokens.end_id}

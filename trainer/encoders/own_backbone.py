@@ -81,9 +81,7 @@ def _try(key: str, body: nn.Module, width: int, given: int | TokenizerInfo) -> N
     features = _encoded(key, body, inputs)
     if not isinstance(features, Tensor) or features.shape != (TRIED, width):
         found = _described(features) if isinstance(features, Tensor) else type(features).__name__
-        raise ConfigError(
-            f"{key} maps {_described(inputs)} to {found}; its width is {width}, so it must be [{TRIED}, {width}]"
-        )
+        raise ConfigError(f"{key} maps {_described(inputs)} to {found}; its width {width} needs [{TRIED}, {width}]")
     if not (features.is_meta or features.isfinite().all()):
         raise ConfigError(f"{key} maps {_described(inputs)} to features that are not finite; check its initial weights")
 
@@ -126,8 +124,7 @@ def _groups_of(key: str, body: nn.Module) -> list[nn.Module] | None:
         grouped = [id(value) for group in listed for value in (*group.parameters(), *group.buffers())]
     except Exception as error:  # a user's code may raise anything
         raise ConfigError(
-            f"{key}: its method groups fails: {type(error).__name__}: {error}; it must return a list of "
-            "modules, input first"
+            f"{key}: its groups() fails: {type(error).__name__}: {error}; it must return a list of modules, input first"
         ) from error
     if sorted(grouped) != sorted(id(value) for value in (*body.parameters(), *body.buffers())):
         raise ConfigError(f"{key}: its method groups must have each of its weights and buffers in one group")

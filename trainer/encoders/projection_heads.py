@@ -21,8 +21,7 @@ def simclr(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """Two layers; the hidden one has the backbone's width by default: W2 relu(W1 h).
 
     Source: SimCLR (Chen et al., ICML 2020), section 2.1. The authors' code adds a batch norm after each layer, like
-    `simclr_bn`. The paper does not, and without it a sample's features are independent of its batch and of the number
-    of ranks.
+    `simclr_bn`. The paper does not, and without it a sample's features do not depend on its batch and the ranks.
     """
     hidden = hidden or width
     return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, dim))
@@ -45,9 +44,8 @@ def moco_v3(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     Source: MoCo v3 (Chen et al., ICCV 2021), section 4, for ViTs; `dim` = 256 there.
     """
     hidden = hidden or MOCO_V3_WIDTH
-    return nn.Sequential(
-        *_normed(width, hidden), nn.ReLU(), *_normed(hidden, hidden), nn.ReLU(), *_normed(hidden, dim, affine=False)
-    )
+    first, second, last = _normed(width, hidden), _normed(hidden, hidden), _normed(hidden, dim, affine=False)
+    return nn.Sequential(*first, nn.ReLU(), *second, nn.ReLU(), *last)
 
 
 def moco_v3_resnet(width: int, dim: int, hidden: int | None = None) -> nn.Module:

@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..uncompiled import uncompiled
+
 
 def synchronise_batch_norms(module: nn.Module) -> None:
     """Make a module's batch norms on a GPU use the samples of all ranks; they keep their names and weights.
@@ -34,7 +36,7 @@ class SyncedBatchNorm(nn.SyncBatchNorm):
     """A batch norm over the samples of all ranks; in evaluation mode an ordinary batch norm."""
 
     # A graph cannot hold the exchange between ranks.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def forward(self, inputs: Tensor) -> Tensor:
         """[b, C, …] → the same shape."""
         if not self.training:

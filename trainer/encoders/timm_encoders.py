@@ -9,20 +9,17 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..errors import ConfigError, one_line
-from .bounds import refuse_absurd, refuse_too_large
+from ..errors import ConfigError, refusing
+from .backbones import refuse_absurd, refuse_too_large
 from .own_backbone import OwnBackbone
 
 
 def imported(key: str, package: str) -> Any:
     """Import the package that the setting `key` needs. Raises ConfigError with the command that installs it."""
-    try:
+    cure = f"; pip install 'thermopile[{package}]', and torchvision from the index that torch comes from"
+    kinds = ImportError, RuntimeError, AttributeError  # the last two by torchvision beside another torch
+    with refusing(f"{key}: {package} cannot be imported", *kinds, cure=cure):
         return import_module(package)
-    except (ImportError, RuntimeError, AttributeError) as error:  # the last two by torchvision beside another torch
-        raise ConfigError(
-            f"{key}: {package} cannot be imported ({one_line(error)}); pip install 'thermopile[{package}]', and "
-            "torchvision from the index that torch comes from"
-        ) from error
 
 
 class LibraryBackbone(OwnBackbone):
@@ -78,7 +75,7 @@ class TimmBackbone(LibraryBackbone):
                 f"'timm:{name}:FILE.safetensors' (others may run code)"
             )
         refuse_absurd(key, own)
-        try:
+        with refusing(f"{key} cannot be created"):
             published = timm.models.get_pretrained_cfg(name)
             if published.fixed_input_size:
                 settings = {"img_size": image_size} | settings
@@ -92,8 +89,6 @@ class TimmBackbone(LibraryBackbone):
                 source |= {"state_dict": kept, "num_classes": 0}
             model = timm.create_model(name, bool(pretrained and (trained or file)), **fixed, **settings)
             model.pretrained_cfg.pop("state_dict", None)
-        except Exception as error:  # neither timm nor the hub has a common class
-            raise ConfigError(f"{key} cannot be created: {one_line(error)}") from error
         matcher = getattr(model, "group_matcher", lambda: None)()
         super().__init__(key, model, model.head_hidden_size, recompute, image_size, matcher)
         self.settings = settings

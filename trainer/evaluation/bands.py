@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from ...storage.arrays import Bools, Float64s, Int64s
 
 BANDS = ("head", "medium", "tail")
 """Thirds of the classes, not of the samples: classes sorted by number of training samples, largest first."""
@@ -23,43 +26,37 @@ class Classes:
 
     names: list[str]
     """In code order."""
-    train: NDArray[np.int64]
+    train: Int64s
     """int64 [n]: codes of the training samples, NONE for a sample without a class."""
-    test: NDArray[np.int64]
+    test: Int64s
     """int64 [m]: codes of the test samples, NONE also for a class that no training sample has."""
     unknown: dict[str, int]
     """Test samples of each class that no training sample has."""
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Int64s:
         """Return the number of training samples per class, int64 [classes]."""
         return np.bincount(self.train[self.train != NONE], minlength=len(self.names)).astype(np.int64)
 
     @property
-    def test_bands(self) -> NDArray[np.int64]:
+    def test_bands(self) -> Int64s:
         """Return the index in BANDS of each test sample's class, or NONE; int64 [m]."""
         return np.append(band_of_class(self.sizes), NONE)[self.test]  # the code NONE, -1, selects the last element
 
 
 def match_classes(train: pa.ChunkedArray, test: pa.ChunkedArray) -> Classes:
     """Match the class-name columns of two datasets by name; null means no class."""
-    train_groups, test_groups = train.to_pylist(), test.to_pylist()
-    names = sorted({name for name in train_groups if name is not None})
-    codes: dict[str | None, int] = {None: NONE} | {name: code for code, name in enumerate(names)}
-    unknown = Counter(name for name in test_groups if name not in codes)
-    return Classes(
-        names,
-        np.array([codes[name] for name in train_groups], np.int64),
-        np.array([codes.get(name, NONE) for name in test_groups], np.int64),
-        dict(sorted(unknown.items())),
-    )
+    names = sorted(train.unique().drop_null().to_pylist())
+    known = pa.array(names, train.type)
+    of_train, of_test = (pc.index_in(of, known).fill_null(NONE).to_numpy().astype(np.int64) for of in (train, test))
+    unknown = Counter(test.filter(pa.array(of_test == NONE)).drop_null().to_pylist())
+    return Classes(names, of_train, of_test, dict(sorted(unknown.items())))
 
 
-def band_of_class(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def band_of_class(sizes: Int64s) -> Int64s:
     """Return each class's index in BANDS, int64 [classes], given its number of training samples, int64 [classes].
 
-    If the number of classes is not divisible by three, head and then medium get one more. Classes of equal size at a
-    boundary are ordered by code.
+    If three does not divide the number of classes, head and then medium get one more. Equal sizes are in code order.
     """
     bands = np.empty(len(sizes), np.int64)
     largest_first = np.argsort(-sizes, kind="stable")
@@ -68,13 +65,13 @@ def band_of_class(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return bands
 
 
-def score(right: NDArray[np.bool_ | np.float64], bands: NDArray[np.int64]) -> Scores:
+def score(right: NDArray[np.bool_ | np.float64], bands: Int64s) -> Scores:
     """Return the mean of `right`, bool or float64 [m], overall and per band; bands: int64 [m]."""
     parts = {"all": right} | {name: right[bands == band] for band, name in enumerate(BANDS)}
     return {name: float(part.mean()) if len(part) else None for name, part in parts.items()}
 
 
-def half_widths(right: NDArray[np.bool_], bands: NDArray[np.int64]) -> Scores:
+def half_widths(right: Bools, bands: Int64s) -> Scores:
     """Return half the 95 % interval of each mean over several draws, as `estimate`; right: bool [draws, m].
 
     bands: int64 [m]. None with fewer than two samples.
@@ -86,7 +83,7 @@ def half_widths(right: NDArray[np.bool_], bands: NDArray[np.int64]) -> Scores:
     }
 
 
-def estimate(values: NDArray[np.float64], clusters: NDArray[np.int64]) -> dict[str, float]:
+def estimate(values: Float64s, clusters: Int64s) -> dict[str, float]:
     """Return the mean of values, float64 [seeds, m], its standard errors and `half_width`, half its 95 % interval.
 
     clusters: int64 [m], at least two, of samples that go together. `error` is of both seeds and samples; of one seed,

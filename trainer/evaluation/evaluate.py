@@ -1,18 +1,15 @@
 """Evaluate a run's checkpoint on a training and a test set."""
 
-import logging
 import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,15 +18,15 @@ from ...pipeline.dataset.index import TOKENIZER_FILE, TokenizerInfo
 from ...pipeline.dataset.samples_table import CAPTIONS
 from ...pipeline.dataset.tokenizer import load_tokenizer
 from ...pipeline.errors import DatasetError
-from ...pipeline.opening import Dataset, open_dataset
+from ...pipeline.opening import Dataset
 from ...pipeline.views.recipes import Recipe
+from ...storage.arrays import Bools, Int64s
 from ...storage.files import sha256_of
-from ...storage.place import Places
 from ...storage.selection import Selection, SelectionError
-from ..checkpoints.checkpoint_files import LATEST, CheckpointInfo
+from ..checkpoints.checkpoint_files import LATEST
 from ..config import DataConfig, Weights
 from ..encoders import Encoders
-from ..errors import ConfigError
+from ..errors import ConfigError, RunError
 from ..run.build import device_named, recipe_named
 from ..run.own_dataset import kept_facts
 from ..run.selection_files import check_own_copy
@@ -40,8 +37,9 @@ from .features import image_features, restore_encoders, text_features
 from .prompts import read_class_names
 from .scoring import MOCOV3, TEMPLATES, Vote, few_shot, knn, lbfgs_probe, prompts, retrieval_ranks, sgd_probe, zero_shot
 
-_log = logging.getLogger(__name__)
-_MOVED = "Give the dataset's current path with --data."
+if TYPE_CHECKING:
+    import pandas as pd
+
 NEIGHBOURS = (10, 20, 100, 200)
 WEIGHTED = 0.07
 """Temperature of weighted k-NN in Wu et al. (CVPR 2018)."""
@@ -76,16 +74,16 @@ class Evaluation:
     samples a class), image_to_text and text_to_image (recall at 1, 5, 10), zero_shot (top1, 3, 5, mean_per_class)."""
     half_widths: dict[str, dict[str, Scores]] = field(default_factory=dict)
     """Of few_shot: half the 95 % interval of each score."""
-    right: dict[tuple[str, str], tuple[NDArray[np.bool_], NDArray[np.int64]]] = field(default_factory=dict)
+    right: dict[tuple[str, str], tuple[Bools, Int64s]] = field(default_factory=dict)
     """By method and variant but few_shot and mean_per_class: what was right, bool [x], and of which test samples, int64
     [x]."""
     notes: list[str] = field(default_factory=list)
     weights: Weights = "raw"
-    forgotten: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    forgotten: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids of training samples that the run has left out: they count for classes and bands, but no method reads them."""
 
     @cached_property
-    def neighbours(self) -> NDArray[np.int64]:
+    def neighbours(self) -> Int64s:
         """Ids of the training samples that k-NN and probes use, int64 [n], ascending."""
         return np.setdiff1d(np.flatnonzero(self.classes.train != NONE), self.forgotten, assume_unique=True)
 
@@ -99,13 +97,15 @@ class Evaluation:
         named = match_classes(groups, groups) if self.classes.unknown else self.classes
         return named if len(named.names) > 1 and (named.test != NONE).any() else match_classes(groups[:0], groups[:0])
 
-    def add(self, method: str, variant: object, right: NDArray[np.bool_], of: NDArray[np.int64]) -> None:
+    def add(self, method: str, variant: object, right: Bools, of: Int64s) -> None:
         """Record what was right, bool [x], each for the test sample in `of`, int64 [x]."""
         self.right[method, str(variant)] = right, of
         self.scores.setdefault(method, {})[str(variant)] = score(right, self.classes.test_bands[of])
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> "pd.DataFrame":
         """Return the scores, from 0 to 1, by method and variant, in columns `all`, `head`, `medium`, `tail`."""
+        import pandas as pd  # late: only a notebook needs it
+
         rows = {(method, name): of for method, variants in self.scores.items() for name, of in variants.items()}
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -133,7 +133,6 @@ def evaluate(
     test: Dataset,
     *,
     at: str = LATEST,
-    data: Places | None = None,
     network: Network = "online",
     weights: Weights | None = None,
     templates: Sequence[str] = TEMPLATES,
@@ -147,7 +146,7 @@ def evaluate(
     A unimodal run is scored on its backbone's features, before the projection head, which is discarded after training
     (SimCLR, section 2.1 and Figure 8; iSogCLR, section 6.1). A bimodal run is scored on the features after the heads,
     the space shared by images and texts, for all methods.
-    data: as for tokenizer_of. The run's dataset may differ from both `train` and `test`. Nothing is fitted to or chosen
+    The run's dataset may differ from both `train` and `test`. Nothing is fitted to or chosen
     by the test set.
     classnames: as read_class_names; None: the classes' own names, with blanks for underscores.
     network: the trained network, or the momentum network, which has only its own weights. weights: the trained
@@ -167,8 +166,7 @@ def evaluate(
     result.weights = weights
     names = read_class_names(classnames, result.named.names, (train, test)) if classnames else None
     info, training = load_found(checkpoint)
-    has_texts = config.objective.mode == "bimodal"
-    tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places, data) if has_texts else (None, None, None)
+    tokenizer, sizes, _ = tokenizer_of(run) if config.objective.mode == "bimodal" else (None, None, None)
     if config.data.without and train.index.fingerprint == info.dataset_fingerprint:
         own = Selection(run.selection)
         if own.about.samples != train.n:
@@ -200,9 +198,8 @@ def _also_in(train: Dataset, test: Dataset) -> int:
     if train.place.is_remote or test.place.is_remote:
         return 0
     with suppress(DatasetError):
-        of_train, of_test = (
-            np.concatenate([of.records(shard)["jpeg_checksum"] for shard in range(of.shards)]) for of in (train, test)
-        )
+        records = [[of.records(shard)["jpeg_checksum"] for shard in range(of.shards)] for of in (test, train)]
+        of_test, of_train = map(np.concatenate, records)
         return int(np.isin(of_test, of_train).sum())
     return 0
 
@@ -220,9 +217,7 @@ def compared(checkpoint: str, train: Dataset, test: Dataset) -> Evaluation:
             "nothing of new samples."
         )
     if len(sizes) > 1 and (sizes == sizes[0]).all():
-        result.notes.append(
-            f"Every class has {sizes[0]:,} training samples, so the bands depend on the class names only."
-        )
+        result.notes.append(f"Every class has {sizes[0]:,} training samples, so the bands depend on class names only.")
     if (unknown := result.classes.unknown) and not result.not_classified:
         classes = f"{len(unknown):,} class{'es' * (len(unknown) != 1)}"
         result.notes.append(
@@ -258,7 +253,7 @@ def score_encoders(
     scored = encoders.image if encoders.text is not None else encoders.image.backbone
     trained = recipe_named(data.recipe)
 
-    def pictures(of: Dataset, what: str, ids: NDArray[np.int64] | None = None) -> Tensor:
+    def pictures(of: Dataset, what: str, ids: Int64s | None = None) -> Tensor:
         view = (trained, data.image_size, device)
         return image_features(scored, of, *view, partial(on_progress, what), world, ids, unit_norm=False)
 
@@ -306,34 +301,16 @@ def score_encoders(
         _name_classes(result, test_images, templates, prompt_texts)
 
 
-def tokenizer_of(
-    run: RunDirectory, info: CheckpointInfo, recorded: Places, data: Places | None = None
-) -> tuple[Tokenizer, TokenizerInfo, bytes]:
-    """Load the run's own tokenizer, and its file; another dataset's may assign other ids to the same words.
-
-    data: the dataset to read it from; None: the run's own copy, or if it has none, the dataset at `recorded`.
-    """
+def tokenizer_of(run: RunDirectory) -> tuple[Tokenizer, TokenizerInfo, bytes]:
+    """Load the run's own tokenizer, and its file. Raises RunError if it is missing or damaged, OSError."""
     known = kept_facts(run)
-    if data is None and known and known.tokenizer:
+    if known and (sizes := known.tokenizer):
         with suppress(FileNotFoundError), run.path.on_this_machine([TOKENIZER_FILE]) as folder:
-            path, sizes = folder / TOKENIZER_FILE, known.tokenizer
+            path = folder / TOKENIZER_FILE
             if sha256_of(path) == known.tokenizer_digest:
                 return load_tokenizer(path, context_length=sizes.context_length), sizes, path.read_bytes()
-        _log.warning("%s is missing or damaged; the tokenizer of the run's dataset is read instead", run.tokenizer)
-    try:
-        before = known.fingerprints if known else [info.dataset_fingerprint]
-        dataset = open_dataset(data or recorded, pictures=False, before=before)
-    except DatasetError as error:
-        why = str(error).removesuffix(".")
-        raise DatasetError(f"the tokenizer of the run's dataset is needed: {why}. {_MOVED}") from error
-    if dataset.index.fingerprint != info.dataset_fingerprint or dataset.index.tokenizer is None:
-        raise DatasetError(
-            f"{dataset.place} is not the dataset that the run was trained on, whose tokenizer is needed: its "
-            f"fingerprint is {dataset.index.fingerprint[:12]}…, the checkpoint has {info.dataset_fingerprint[:12]}…. "
-            "Of a mixture, pass --data for each part, in order"
-        )
-    file, sizes = dataset.tokenizer_path, dataset.index.tokenizer
-    return load_tokenizer(file, context_length=sizes.context_length), sizes, file.read_bytes()
+    lost = run.tokenizer if known else run.trained_on
+    raise RunError(f"{lost} is missing or damaged; `thermopile train --resume --out {run.path}` writes it again")
 
 
 def _classify(
@@ -406,18 +383,14 @@ def all_captions(dataset: Dataset) -> list[tuple[int, str]]:
 
 
 def _retrieve(
-    result: Evaluation,
-    images: Tensor,
-    captions: Sequence[tuple[int, str]],
-    features: Tensor | None,
-    on_progress: OnProgress,
+    result: Evaluation, images: Tensor, captions: list[tuple[int, str]], texts: Tensor | None, on_progress: OnProgress
 ) -> None:
     """Score retrieval between the m test images, float32 [m, d], and the distinct texts among all their captions.
 
-    features: of the distinct texts, sorted, float32 [texts, d].
+    texts: features of the distinct ones, sorted, float32 [texts, d].
     An image is right to find any of its captions, and every caption is a query of its own, as on Flickr30k and COCO.
     """
-    if features is None:
+    if texts is None:
         result.notes.append(f"{result.test.place} has no captions, so there are no retrieval scores.")
         return
     place = {text: code for code, text in enumerate(sorted({text for _, text in captions}))}
@@ -425,8 +398,8 @@ def _retrieve(
     samples, picture = np.unique(of_caption, return_inverse=True)
     pairs = torch.from_numpy(np.stack([picture, [place[text] for _, text in captions]])).to(images.device)
     pictures = images[samples]
-    to_text = retrieval_ranks(pictures, features, pairs, partial(on_progress, "image to text"))
-    to_image = retrieval_ranks(features, pictures, pairs.flip(0), partial(on_progress, "text to image"))
+    to_text = retrieval_ranks(pictures, texts, pairs, partial(on_progress, "image to text"))
+    to_image = retrieval_ranks(texts, pictures, pairs.flip(0), partial(on_progress, "text to image"))
     found = ("image_to_text", to_text, samples), ("text_to_image", to_image[pairs[1]], of_caption)
     for direction, ranks, of in found:
         for k in (1, 5, 10):
@@ -441,7 +414,7 @@ def _name_classes(result: Evaluation, images: Tensor, templates: Sequence[str], 
     named = result.named
     labelled = np.flatnonzero(named.test != NONE)
     truth = named.test[labelled]
-    similarity = zero_shot(images[labelled], named.names, templates, lambda prompts: texts)
+    similarity = zero_shot(images[labelled], texts, len(templates))
     right = similarity.argmax(1).cpu().numpy() == truth
     result.add("zero_shot", "top1", right, labelled)
     for k in (3, 5):

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +20,7 @@ from ...pipeline.dataset.tokenizer import encode
 from ...pipeline.opening import Dataset
 from ...pipeline.views.recipes import Recipe
 from ...state_store.ranks import agreement
+from ...storage.arrays import Int64s
 from ...storage.gpu_copies import Arriving, Copies, CudaDevice
 from ...storage.place import Place
 from ..config import TrainConfig, Weights
@@ -49,8 +49,7 @@ def restore_encoders(
     training: as returned by load_checkpoint for `checkpoint`. tokenizer: the run's dataset's. weights: of the image and
     the text encoder, by default averaged if the run has averages. allow_code: whether encoders and recipe may be a
     user's own, which are then imported.
-    Raises RunError if the checkpoint does not fit these settings, ConfigError as ModelConfig.chosen_weights, or for
-    such code.
+    Raises RunError if the checkpoint does not fit the settings, ConfigError as ModelConfig.chosen_weights, or for code.
     """
     code = code_in(config, CODE_OF_FEATURES)
     if not allow_code:
@@ -62,9 +61,7 @@ def restore_encoders(
     try:
         encoders.load_state_dict(training["encoders"] | (training["averaged"] if averaged else {}))
     except (KeyError, TypeError, RuntimeError) as error:
-        raise RunError(
-            f"{checkpoint} does not contain the encoders in the run's settings ({one_line(error)})"
-        ) from error
+        raise RunError(f"{checkpoint} does not contain the encoders of the settings ({one_line(error)})") from error
     return encoders.eval()
 
 
@@ -84,7 +81,7 @@ def image_features(
     device: torch.device,
     on_progress: OnCount,
     world: World = ALONE,
-    sample_ids: NDArray[np.int64] | None = None,
+    sample_ids: Int64s | None = None,
     *,
     epoch: int | None = None,
     unit_norm: bool = True,
@@ -105,58 +102,40 @@ def image_features(
 def some_features(
     encoders: Encoders,
     dataset: Dataset,
-    sample_ids: NDArray[np.int64],
+    sample_ids: Int64s | None,
     recipe: Recipe,
     image_size: int,
     device: torch.device,
     *,
     views: int = 0,
     tokenizer: Tokenizer | None = None,
+    rows: int = BATCH,
 ) -> Generator[list[Tensor], None, None]:
-    """Yield the heads' features of chosen samples in their order, BATCH at a time, float32 [rows, d] on `device`.
+    """Yield the heads' features of samples in their order, `rows` at a time, float32 [rows, d] on `device`.
 
-    Rows have norm 1. sample_ids: int64 [m]. views: of each picture, as the recipe draws them for training; 0: the
-    picture itself, and for pairs the caption. tokenizer: as for streamed_features. Raises as image_features does.
+    Rows have norm 1. sample_ids: int64 [m]; None: all, whose captions are read as they are needed. views: of each
+    picture, as the recipe draws them for training; 0: the picture itself, and for pairs the first caption, or "".
+    tokenizer: the run's own. None: the dataset's tokens are the run's. Raises as image_features does.
     """
     view = (recipe if views else evaluation_recipe(recipe), image_size, device)
     text, tokens = None if views else encoders.text, None
-    if tokenizer and text is not None:
-        texts = [caption or "" for caption in dataset.take(sample_ids, [CAPTION])[CAPTION].to_pylist()]
-        starts = range(0, len(texts), BATCH)
-        tokens = (torch.from_numpy(encode(tokenizer, texts[first : first + BATCH]).tokens) for first in starts)
-    return _of_samples(encoders.image, text, dataset, sample_ids, *view, views=views or 1, tokens=tokens)
-
-
-def streamed_features(
-    encoders: Encoders,
-    dataset: Dataset,
-    tokenizer: Tokenizer | None,
-    recipe: Recipe,
-    image_size: int,
-    device: torch.device,
-    *,
-    rows: int = BATCH,
-    unit_norm: bool = True,
-) -> Generator[list[Tensor], None, None]:
-    """Yield what some_features does without views, of all samples in id order, `rows` at a time.
-
-    tokenizer: the run's own, for each sample's first caption, or "". None: the dataset's tokens are the run's.
-    unit_norm: whether features are divided by their norm.
-    """
-    tokens = None
-    if tokenizer and dataset.index.mode == "pairs":
-        texts = ([text or "" for text in table[CAPTION].to_pylist()] for table in dataset.tables([CAPTION], rows))
+    if tokenizer and text is not None and dataset.index.mode == "pairs":
+        if sample_ids is None:
+            tables = dataset.tables([CAPTION], rows)
+        else:
+            chosen = dataset.take(sample_ids, [CAPTION])
+            tables = (chosen.slice(first, rows) for first in range(0, len(chosen), rows))
+        texts = ([caption or "" for caption in table[CAPTION].to_pylist()] for table in tables)
         tokens = (torch.from_numpy(encode(tokenizer, each).tokens) for each in texts)
-    ids, view = np.arange(dataset.n), (evaluation_recipe(recipe), image_size, device)
-    how: Any = {"rows": rows, "tokens": tokens, "unit_norm": unit_norm}
-    return _of_samples(encoders.image, encoders.text, dataset, ids, *view, **how)
+    ids = np.arange(dataset.n) if sample_ids is None else sample_ids
+    return _of_samples(encoders.image, text, dataset, ids, *view, rows=rows, views=views or 1, tokens=tokens)
 
 
 def _of_samples(
     image: nn.Module,
     text: nn.Module | None,
     dataset: Dataset,
-    sample_ids: NDArray[np.int64],
+    sample_ids: Int64s,
     recipe: Recipe,
     image_size: int,
     device: torch.device,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...pipeline.opening import Dataset
+from ...storage.arrays import Float64s, Int64s
 from .bands import BANDS, estimate
 from .evaluate import Evaluation, all_captions
 
@@ -16,7 +16,7 @@ Differences = dict[str, dict[str, dict[str, dict[str, float] | None]]]
 `unpaired_half_width`, if A and B had samples and seeds of their own, and `queries`; None without two clusters."""
 
 
-def caption_clusters(dataset: Dataset) -> NDArray[np.int64]:
+def caption_clusters(dataset: Dataset) -> Int64s:
     """Return each sample's cluster, int64 [n]: those that share a caption, directly or through others, are in one."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -39,15 +39,13 @@ def differences(pairs: Sequence[tuple[Evaluation, Evaluation]]) -> tuple[Differe
         of = every[0][method, variant][1]
         drawn = clusters[of] if method in ("image_to_text", "text_to_image") else of
         among = partial(_among, np.array([right[method, variant][0] for right in every], np.float64), drawn)
-        banded = among(classes.test_bands[of], BANDS) if classes.names else {}
+        banded = among(classes.test_bands[of], [*BANDS]) if classes.names else {}
         in_bands.setdefault(method, {})[variant] = among(np.zeros(len(of), np.int64), ["all"]) | banded
         by_class.setdefault(method, {})[variant] = among(classes.test[of], classes.names)
     return in_bands, by_class
 
 
-def _among(
-    values: NDArray[np.float64], clusters: NDArray[np.int64], groups: NDArray[np.int64], names: Sequence[str]
-) -> dict[str, dict[str, float] | None]:
+def _among(values: Float64s, clusters: Int64s, groups: Int64s, names: list[str]) -> dict[str, dict[str, float] | None]:
     """values: float64 [2 pairs, x], each pair's first run, then its second. groups: int64 [x], -1 of those in none."""
     order, found = np.argsort(groups, kind="stable"), dict[str, dict[str, float] | None]()
     edges = np.searchsorted(groups[order], np.arange(len(names) + 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 from ...pipeline.opening import Dataset
 from ...storage.files import read_regular
 from ..config import checked_template
-from ..errors import ConfigError
+from ..errors import ConfigError, refusing
 
 SHIPPED = {path.stem: path for path in Path(__file__).with_name("templates").glob("*.txt")}
 """Name → file; its first lines name the source."""
@@ -18,12 +18,10 @@ def read_templates(name: str) -> tuple[str, ...]:
 
     Raises ConfigError if the file cannot be read, has no templates, or one without a placeholder.
     """
-    try:
+    with refusing(f"templates {name}", OSError, ValueError, cure=f" (shipped: {', '.join(SHIPPED)})"):
         found = tuple(map(checked_template, _lines(SHIPPED.get(name, Path(name)))))
         if not found:
             raise ValueError("the file has none; write one a line, such as `a photo of a {}`")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"templates {name}: {error} (shipped: {', '.join(SHIPPED)})") from error
     return found
 
 
@@ -35,14 +33,11 @@ def read_class_names(asked: str, classes: Sequence[str], datasets: Sequence[Data
     """
     names, option = defaultdict[str, set[str]](set), f"--classnames {asked}"
     having = [dataset for dataset in datasets if asked in dataset.schema.names]
-    pairs = [
-        pair for of in having for pair in zip(*(of.column(each).to_pylist() for each in ("group", asked)), strict=True)
-    ]
+    columns = [[of.column(each).to_pylist() for each in ("group", asked)] for of in having]
+    pairs = [pair for both in columns for pair in zip(*both, strict=True)]
     if not having:
-        try:
+        with refusing(f"{option}: there is no such column, and as a file", OSError, ValueError):
             lines = _lines(Path(asked))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{option}: there is no such column, and as a file: {error}") from error
         in_order = not any("\t" in line for line in lines)
         if in_order and len(lines) != len(classes):
             ends = f"from {classes[0]!r} to {classes[-1]!r}" if classes else "none"

@@ -91,17 +91,12 @@ def lbfgs_probe(train: Tensor, labels: Tensor, test: Tensor) -> tuple[Tensor, bo
 
 
 def sgd_probe(
-    train: Tensor | Callable[[int], Tensor],
-    labels: Tensor,
-    test: Tensor,
-    on_progress: OnCount,
-    how: Sgd = ISOGCLR,
-    seed: int = 0,
+    train: Tensor | Callable[[int], Tensor], labels: Tensor, test: Tensor, on_progress: OnCount, how: Sgd = ISOGCLR
 ) -> Tensor:
     """Predict classes by a linear classifier, that of the last epoch: int64 [m].
 
     train: float32 [n, d], or a function that returns the features of an epoch, from 0. test: float32 [m, d]. ISOGCLR's
-    high rate requires rows of norm 1. labels: int64 [n], from 0. `seed` determines the order of the samples.
+    high rate requires rows of norm 1. labels: int64 [n], from 0.
     """
     model = nn.Linear(test.shape[1], int(labels.max()) + 1, device=test.device)
     nn.init.zeros_(model.weight)  # the loss is convex: there is no symmetry to break
@@ -110,7 +105,7 @@ def sgd_probe(
     schedule: torch.optim.lr_scheduler.LRScheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, how.epochs)
     if how.drops:
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, list(how.drops), DROP)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for epoch in range(how.epochs):
         features = train if isinstance(train, Tensor) else train(epoch)
         shuffled = torch.randperm(len(labels), generator=generator).to(labels.device)
@@ -141,8 +136,7 @@ def retrieval_ranks(queries: Tensor, gallery: Tensor, pairs: Tensor, on_progress
     """Count wrong gallery entries ranked before each query's first right one, int64 [q]; 0 is a hit at 1.
 
     queries, gallery: float32 [q, d] and [g, d], rows of norm 1. pairs: int64 [2, p], each query and an entry that is
-    right for it; every query has one or several. Ties count as wrong entries ranked before, so constant features find
-    nothing.
+    right for it; every query has at least one. Ties count as wrong entries before, so constant features find nothing.
     """
     found = []
     for chunk in _chunks(len(queries), len(gallery)):
@@ -163,16 +157,13 @@ def _chunks(queries: int, gallery: int) -> Iterator[slice]:
 
 
 @torch.inference_mode()
-def zero_shot(
-    images: Tensor, names: Sequence[str], templates: Sequence[str], encode: Callable[[list[str]], Tensor]
-) -> Tensor:
-    """Return the similarity of each image and each class in `names`, float32 [m, classes], without training samples.
+def zero_shot(images: Tensor, texts: Tensor, templates: int) -> Tensor:
+    """Return the similarity of each image and each class, float32 [m, classes], without training samples.
 
-    images: float32 [m, d], rows of norm 1. encode: texts → float32 [texts, d], rows of norm 1. A class's feature is the
-    normalised mean over the templates. Source: CLIP (Radford et al. 2021), section 3.1.4.
+    images: float32 [m, d]; texts: of `prompts`, float32 [classes * templates, d]; rows of norm 1. A class's feature is
+    the normalised mean over the templates. Source: CLIP (Radford et al. 2021), section 3.1.4.
     """
-    texts = encode(prompts(names, templates)).view(len(names), len(templates), -1)
-    return images @ F.normalize(texts.mean(1), dim=-1).T
+    return images @ F.normalize(texts.view(-1, templates, texts.shape[1]).mean(1), dim=-1).T
 
 
 def prompts(names: Sequence[str], templates: Sequence[str]) -> list[str]:

@@ -1,7 +1,6 @@
 """The file metrics.jsonl: read its end and a sample of the rest in bounded memory, and cut it back to a step.
 
-A reader skips partial lines, and lines that do not match their checksum: the file may grow meanwhile, and resuming the
-run may truncate it.
+A reader skips partial lines, and lines that do not match their checksum: the file may grow or be truncated meanwhile.
 """
 
 import json
@@ -45,8 +44,7 @@ class Tail(NamedTuple):
 def last_lines(log: Log, steps: int, evaluations: int, until: float = math.inf) -> Tail:
     """Return the last `steps` step lines and the last `evaluations` evaluation lines.
 
-    log: the file, or its parts in a bucket. until: the last step to read. Returns fewer if the last MAX_BYTES contain
-    fewer. Raises OSError.
+    log: the file, or its parts in a bucket. until: the last step to read. Searches the last MAX_BYTES. Raises OSError.
     """
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
@@ -163,12 +161,8 @@ def cut_back(path: Path, keep_steps: int) -> bytes:
         with os.fdopen(open_own(path, os.O_WRONLY), "wb") as file:
             file.truncate(end)
     if damaged:
-        _log.warning(
-            "%s: %s cannot be read and moved to %s; all other lines are unchanged",
-            path,
-            "a line" if damaged == 1 else f"{damaged:,} lines",
-            aside,
-        )
+        lines = "a line" if damaged == 1 else f"{damaged:,} lines"
+        _log.warning("%s: %s cannot be read and moved to %s; all other lines are unchanged", path, lines, aside)
     return last
 
 

@@ -126,16 +126,10 @@ class MetricsLog:
 
 
 def _read_back(scalars: list[Tensor]) -> list[float]:
-    """Return the values of scalars, with one copy per device."""
-    places: dict[torch.device, list[int]] = {}
-    for place, scalar in enumerate(scalars):
-        places.setdefault(scalar.device, []).append(place)
-    found = [0.0] * len(scalars)
-    for of_device in places.values():
-        values = torch.stack([scalars[place] for place in of_device]).tolist()
-        for place, value in zip(of_device, values, strict=True):
-            found[place] = value
-    return found
+    """Return the values of scalars, those on the GPU by one copy."""
+    on_gpu = [scalar for scalar in scalars if scalar.is_cuda]
+    values = iter(torch.stack(on_gpu).tolist() if on_gpu else [])
+    return [next(values) if scalar.is_cuda else scalar.item() for scalar in scalars]
 
 
 def _finite(value: float | None) -> float | None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ...pipeline.opening import Dataset
-from ...state_store import StateReader
+from ...state_store.reader import StateReader
 from ...storage.files import own_directory
 from ...storage.log import FileLog
 from ..config import TrainConfig, flat

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from pydantic import ValidationError
 
-from ..config import FROZEN, nearest
+from ..config import FROZEN, explained, nearest
 from ..plugins import installed, is_plugin, load_plugin
-from .auc_cl import AucCl
 from .base import FeaturesError, Objective, Outcome, Progress, Settings
 from .clip import Clip, Cyclip, Siglip
 from .decl import Decl
@@ -17,9 +16,9 @@ from .frozen import Frozen
 from .gathering import Frame, GlobalBatch
 from .isogclr import Isogclr
 from .ntxent import Dcl, Dclw, Flatnce, MocoV3, Simclr, Simco
+from .quadratic import AucCl, Spectral
 from .redundancy import BarlowTwins, Vicreg
 from .sogclr import Sogclr
-from .spectral import Spectral
 
 __all__ = ["OBJECTIVES", "FeaturesError", "Objective", "Outcome", "Progress", "Settings", "create_objective"]
 
@@ -134,10 +133,4 @@ def checked_settings(name: str, mode: str, settings: Mapping[str, Any]) -> Setti
     try:
         return models[mode](**{key: value for key, value in settings.items() if value != "none"})
     except ValidationError as error:
-        faults = [
-            f"{each['loc'][0]} = {each['input']!r}: {each['msg']}"
-            if each["loc"]
-            else each["msg"].removeprefix("Value error, ")
-            for each in error.errors()
-        ]
-        raise ValueError(f"objective '{name}': {'; '.join(faults)}") from None
+        raise ValueError(f"objective '{name}': {explained(error)}") from None

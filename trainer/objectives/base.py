@@ -1,7 +1,7 @@
 """The interface of an objective: settings, inputs, outcome; and the step shared by all objectives."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import cos, pi
 from typing import Any, ClassVar, Literal
@@ -11,9 +11,12 @@ from pydantic import BaseModel, Field
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ..uncompiled import uncompiled
 from .gathering import Frame, GlobalBatch
-from .pairs import Directed, Pairs
+from .pairs import Directed, Pairs, set_until
 
+State = Mapping[str, Tensor]
+"""Rows of a batch's samples by field, each [b]."""
 WEIGHT = "weight"
 """State key of each sample's loss factor, [b], 0 or more; absent if all samples count the same."""
 
@@ -68,6 +71,9 @@ class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     similarity_budget: int = Field(default=0, ge=0)
     """Memory for similarities in bytes; 0 is 256 MiB on a CPU and 4 GiB on a GPU, for 8,192 and 32,768 pairs in
     float32. Larger similarities are computed twice, in chunks; results differ by round-off only."""
+    precision: Literal["auto", "float32", "tf32"] = "auto"
+    """Precision in which a GPU multiplies normalised features: tf32 changes gradients by less than 1e-3 of their norm,
+    similarities by round-off only. auto is tf32 if the encoders of a run compute below float32, else float32."""
 
     def budget_on(self, device: torch.device) -> int:
         """Return `similarity_budget`, or the device's default."""
@@ -88,21 +94,15 @@ class TemperatureRate:
 def full_precision(device_type: str) -> Iterator[None]:
     """Disable autocast and compute float32 products in true float32; restores the caller's settings at the end.
 
-    A similarity in bfloat16 errs by 4e-3, which at a temperature of 0.005 is 0.8 in the exponent; TF32's error is an
-    eighth of that.
+    A similarity in bfloat16 errs by 4e-3, which at a temperature of 0.005 is 0.8 in the exponent; TF32 by an eighth.
     """
     # Each backend's own switch: torch.get_float32_matmul_precision raises once the caller has used these.
     # torch's stubs do not know that the mkldnn module has `matmul`.
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [backend.fp32_precision for backend in backends]
-    try:
+    with ExitStack() as end, torch.autocast(device_type, enabled=False):
         for backend in backends:
-            backend.fp32_precision = "ieee"
-        with torch.autocast(device_type, enabled=False):
-            yield
-    finally:
-        for backend, precision in zip(backends, before, strict=True):
-            backend.fp32_precision = precision
+            set_until(end, backend, "fp32_precision", "ieee")
+        yield
 
 
 class _FullPrecision(torch.autograd.Function):
@@ -216,32 +216,27 @@ class Objective(nn.Module):
         keys: whether each step has the keys of a momentum encoder; local: number of local views.
         """
         if keys and self.keys == "never":
-            raise ValueError(
-                f"{self._named} takes no keys of a momentum encoder; valid: {self._others('keys', 'never')}"
-            )
+            raise self._refusal("keys of a momentum encoder; valid", "keys", "never")
         if keys and len(self.sides) == 2:
-            others = self._others("keys", "never")
-            raise ValueError(f"{self._named} takes no keys of a momentum encoder in mode bimodal; unimodal: {others}")
+            raise self._refusal("keys of a momentum encoder in mode bimodal; unimodal", "keys", "never")
         if not keys and self.keys == "always":
             raise ValueError(f"{self._named} needs the keys of a momentum encoder")
         if local and (not self.has_local or len(self.sides) == 2):
-            others = self._others("has_local", False)
-            raise ValueError(f"{self._named} takes no local views; valid, in mode unimodal: {others}")
+            raise self._refusal("local views; valid, in mode unimodal", "has_local", False)
 
     def check_weights(self) -> None:
         """Raise ValueError unless the objective supports sample weights."""
         if not self.takes_weights:
-            raise ValueError(
-                f"{self._named} takes no weights of samples; valid: {self._others('takes_weights', False)}"
-            )
+            raise self._refusal("weights of samples; valid", "takes_weights", False)
 
     @property
     def _named(self) -> str:
         return f"objective '{self.name}'"
 
-    def _others(self, attribute: str, without: object) -> str:
-        """Return the names of the objectives whose attribute has another value than `without`."""
-        return ", ".join(sorted(name for name, each in self.known.items() if getattr(each, attribute) != without))
+    def _refusal(self, what: str, attribute: str, without: object) -> ValueError:
+        """Return the error that names the objectives whose attribute has another value than `without`."""
+        others = sorted(name for name, each in self.known.items() if getattr(each, attribute) != without)
+        return ValueError(f"{self._named} takes no {what}: {', '.join(others)}")
 
     def loss(self, *args: Any, **kwargs: Any) -> Outcome:
         """`loss(first, second, own, state, progress)`: return the mean loss of this rank's samples, differentiable,
@@ -252,7 +247,7 @@ class Objective(nn.Module):
         """
         raise NotImplementedError(f"{self._named} has no `loss`; write it")
 
-    def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+    def step(self, frame: Frame, state: State, progress: Progress) -> Outcome:
         """Return the differentiable loss of the global batch, this rank's new state, and metrics.
 
         All ranks make the same calls. Objectives that compare samples override this; the rest override `loss`.
@@ -270,12 +265,12 @@ class Objective(nn.Module):
         of_batch = dict(zip(names, means, strict=True))
         return Outcome(of_batch.pop("") + slope(weight * outcome.loss), outcome.state, of_batch)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # its products are one call each; tracing it only costs
+    @uncompiled  # its products are one call each; tracing it only costs
     def forward(
         self,
         first: Tensor,
         second: Tensor,
-        state: Mapping[str, Tensor],
+        state: State,
         progress: Progress,
         keys: tuple[Tensor, Tensor] | None = None,
         local: Sequence[Tensor] = (),
@@ -283,8 +278,7 @@ class Objective(nn.Module):
         """Return loss, gradients and new state of one step. Computes in the features' dtype, at least float32.
 
         keys: the momentum encoder's features of the same two views; no gradient reaches them. local: features of local
-        views. All are unit-norm [b, d], like `first`. Raises ValueError for wrong shapes, state, keys or local views,
-        and FeaturesError.
+        views. All are unit-norm [b, d] like `first`. Raises FeaturesError, ValueError for a wrong shape, state or view.
         """
         self.check_frame(keys is not None, len(local))
         ranks = replace(GlobalBatch.of_this_process(self.communicating), shares=self.shares)
@@ -318,20 +312,19 @@ class Objective(nn.Module):
             # The sum of both directions: a positive then pulls at only one anchor, as strongly as without keys, when it
             # pulls at both ends with half the weight.
             loss = 2 * loss
-        new, metrics = (
-            {name: value.detach() if value.requires_grad else value for name, value in each.items()}
-            for each in (outcome.state, outcome.metrics)
-        )
+        new, metrics = ({name: of.detach() for name, of in each.items()} for each in (outcome.state, outcome.metrics))
         # Through int64, because torch cannot add in uint32.
         new |= {name: (old.to(torch.int64) + 1).to(old.dtype) for name, old in state.items() if name == "visits"}
         return Outcome(loss, new, metrics)
 
     def compared(self, frame: Frame) -> Pairs:
         """Return the similarities of the step's anchors with their candidates."""
-        across, budget = self.across or frame.has_keys, self.settings.budget_on(frame.targets.device)
-        if frame.has_keys or len(frame.views) > 2:
-            return Directed(frame, across=across, budget=budget)
-        return self.pairs_of(frame.targets, frame.own, across=across, budget=budget)
+        targets, settings, is_directed = frame.targets, self.settings, frame.has_keys or len(frame.views) > 2
+        given: Any = {"across": self.across or frame.has_keys, "budget": settings.budget_on(targets.device)}
+        pairs: Pairs = Directed(frame, **given) if is_directed else self.pairs_of(targets, frame.own, **given)
+        can_round = self.unit_norm and targets.dtype == torch.float32
+        pairs.tf32 = can_round and targets.is_cuda and settings.precision == "tf32"
+        return pairs
 
     def retrieval(self, margin: Tensor) -> dict[str, Tensor]:
         """Return each side's share of anchors whose positive is the most alike, as a metric; margin: [k, b]."""
@@ -347,11 +340,7 @@ class Objective(nn.Module):
 
     def by_side(self, **figures: Tensor) -> dict[str, Tensor]:
         """Return metrics per side; figures: [sides]."""
-        return {
-            f"{side}/{name}": values[number]
-            for number, side in enumerate(self.sides)
-            for name, values in figures.items()
-        }
+        return {f"{side}/{name}": of[k] for k, side in enumerate(self.sides) for name, of in figures.items()}
 
     def _check(self, first: Tensor, others: Mapping[str, Tensor], batch: GlobalBatch) -> None:
         """Raise ValueError unless all are floating-point [b, d] of equal shape, on all ranks, of 2 samples or more.
@@ -365,9 +354,7 @@ class Objective(nn.Module):
                     "both must be [b, d], row i of each from the same sample"
                 )
             if not (first.is_floating_point() and other.is_floating_point()):
-                raise ValueError(
-                    f"features: first is {first.dtype} and {name} {other.dtype}; both must be floating point"
-                )
+                raise ValueError(f"features: first is {first.dtype}, {name} {other.dtype}; both must be floating point")
         first_step = not self._looked_at_features
         if first_step:
             batch.check_alike(first)
@@ -416,15 +403,13 @@ def row_norms(features: Tensor) -> tuple[Tensor, Tensor]:
     return norms, (norms - 1).abs() <= slack  # False for a NaN norm
 
 
-def check_state(
-    state: Mapping[str, Tensor], fields: Mapping[str, float], batch_size: int, *, visits: bool = True
-) -> None:
-    """Raise ValueError unless `state` holds every field, each [batch_size], and `visits` if there are any fields."""
+def check_state(state: State, fields: Mapping[str, float], rows: int, *, visits: bool = True) -> None:
+    """Raise ValueError unless `state` holds every field, each [rows], and `visits` if there are any fields."""
     for name in (*fields, *(["visits"] if fields and visits else []), *([WEIGHT] if WEIGHT in state else [])):
         if name not in state:
             raise ValueError(f"state: '{name}' is missing; given {sorted(state)}")
-        if state[name].shape != (batch_size,):
+        if state[name].shape != (rows,):
             raise ValueError(
-                f"state: '{name}' is {list(state[name].shape)} but the batch has {batch_size} samples; "
-                f"pass [{batch_size}], in the order of the features' rows"
+                f"state: '{name}' is {list(state[name].shape)} but the batch has {rows} samples; "
+                f"pass [{rows}], in the order of the features' rows"
             )

@@ -1,7 +1,6 @@
 """Mini-batch losses of image-text pairs with a logit scale: CLIP, CyCLIP and SigLIP."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .base import Objective, Outcome, Progress, Settings, scalar_parameter
+from .base import Objective, Outcome, Progress, Settings, State, scalar_parameter
 from .contrastive import Anchors, Contrastive, DoubtSettings, Rows
 from .gathering import Frame, GlobalBatch
 from .pairs import EXCLUDED, Block, Pairs
@@ -45,7 +44,7 @@ class Clip(Contrastive):
     `visits` is updated if given. With `doubt_after`: log_g of each side.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": ClipSettings}
+    settings_of_mode: ClassVar = {"bimodal": ClipSettings}
     doubt_keeps_mean = True
 
     settings: ClipSettings | CyclipSettings
@@ -73,7 +72,7 @@ class Cyclip(Clip):
     for X, T [b, d], |X Xᵀ - T Tᵀ|² = |XᵀX|² - 2 |XᵀT|² + |TᵀT|² and |X Tᵀ - T Xᵀ|² = 2 <XᵀX, TᵀT> - 2 <XᵀT, TᵀX>.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": CyclipSettings}
+    settings_of_mode: ClassVar = {"bimodal": CyclipSettings}
     takes_weights = False  # consistency concerns pairs of samples
     settings: CyclipSettings
 
@@ -86,13 +85,11 @@ class Cyclip(Clip):
         return replace(outcome, loss=outcome.loss + consistency / len(x))
 
 
-class SiglipSettings(Settings, frozen=True):
+class SiglipSettings(LogitScaleSettings, frozen=True):
     """Settings of SigLIP."""
 
     log_logit_scale: float = Field(default=math.log(10.0), ge=-10.0, le=10.0)
     """Initial log of the logit scale, in [-10, 10]. SigLIP algorithm 1."""
-    learn_scale: bool = True
-    """Whether the logit scale is learned; False keeps it, as in iSogCLR's figure 7."""
     logit_bias: float = Field(default=-10.0, ge=-100.0, le=100.0)
     """Initial value of the learned bias, in [-100, 100]: at first, few pairs count as positive. Algorithm 1."""
 
@@ -104,7 +101,7 @@ class Siglip(Objective):
     i = j, otherwise -1. SigLIP algorithm 1. Neither parameter is clamped, as in the authors' code. No per-sample state.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": SiglipSettings}
+    settings_of_mode: ClassVar = {"bimodal": SiglipSettings}
     settings: SiglipSettings
     is_whole = True
 
@@ -113,7 +110,7 @@ class Siglip(Objective):
         self.log_logit_scale = scalar_parameter(settings.log_logit_scale).requires_grad_(settings.learn_scale)
         self.logit_bias = scalar_parameter(settings.logit_bias)
 
-    def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+    def step(self, frame: Frame, state: State, progress: Progress) -> Outcome:
         pairs = self.compared(frame)
         scale, bias = self.log_logit_scale.exp().to(frame.views), self.logit_bias.clone().to(frame.views)
         arguments = (frame.views, scale, bias, pairs, frame.ranks)
@@ -132,9 +129,8 @@ class SigmoidSums(torch.autograd.Function):
     def forward(
         ctx: Any, views: Tensor, scale: Tensor, bias: Tensor, pairs: Pairs, ranks: GlobalBatch
     ) -> tuple[Tensor, Tensor]:
-        own = views.new_zeros(
-            (5, views.shape[1])
-        )  # of negatives: losses, sums of w and of w · S, either side's largest S
+        # Of negatives: losses, sums of w and of w · S, either side's largest S.
+        own = views.new_zeros((5, views.shape[1]))
         peaks = own[3:].fill_(EXCLUDED)
         for half, block in enumerate(pairs.blocks):
             for rows, similarities in pairs.pieces(block):

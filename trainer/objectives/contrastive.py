@@ -2,7 +2,6 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .base import WEIGHT, Objective, Outcome, Progress, Settings
+from .base import WEIGHT, Objective, Outcome, Progress, Settings, State
 from .gathering import Frame, GlobalBatch
 from .pairs import EXCLUDED, Block, Pairs
 
@@ -40,8 +39,7 @@ class Sums(NamedTuple):
 def accumulate(pairs: Pairs, tau: Tensor) -> Sums:
     """Return the sums over candidates of this rank's anchors; tau and results are [sets, n], float32 or 64.
 
-    Powers are of 2: on a CPU torch computes exp2 five times as fast as exp, and dividing by tau · ln 2 costs no more
-    than dividing by tau.
+    Powers are of 2: on a CPU torch computes exp2 five times as fast as exp, and dividing by tau · ln 2 costs nothing.
     """
     # Allocate before the pieces: small results between freed temporaries would fragment the heap, by gigabytes.
     sums = Sums(torch.full_like(tau, EXCLUDED), torch.zeros_like(tau), torch.zeros_like(tau))
@@ -210,8 +208,7 @@ class Contrastive(Objective):
     With keys, the candidates are the other samples' keys of the target; both anchors still share the sample's row.
 
     With several ranks, one exchange gathers the features or keys and a second the anchors' sums and states, a few
-    scalars per sample. Each rank then computes the same loss, keeps its own samples' new state and forms its own
-    features' gradients.
+    scalars per sample. Each rank then computes the same loss, and the new state and gradients of its own samples.
     """
 
     takes_weights = True
@@ -262,7 +259,7 @@ class Contrastive(Objective):
         """As `pool`, for values given as logarithms."""
         return of_anchors if len(self.sides) == 2 else of_anchors.logsumexp(0, keepdim=True) - math.log(len(of_anchors))
 
-    def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+    def step(self, frame: Frame, state: State, progress: Progress) -> Outcome:
         targets, own, pairs = frame.targets, frame.own, self.compared(frame)
         with torch.no_grad():
             rows = {

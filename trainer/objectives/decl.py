@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Outcome, Progress, Settings
+from .base import Outcome, Progress
 from .contrastive import Anchors, DoubtSettings, Rows, accumulate
 from .distances import CosineOrDistance, SimilaritySettings
 from .pairs import Pairs
@@ -62,8 +62,7 @@ class Decl(CosineOrDistance):
     log_g.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": DeclSettings, "unimodal": DeclSettings}
-
+    settings_of_mode: ClassVar = {"bimodal": DeclSettings, "unimodal": DeclSettings}
     keys = "optional"
     has_local = True
     settings: DeclSettings

@@ -1,7 +1,6 @@
 """FastCLIP-v0 to v3: global contrastive losses of image-text pairs with four rules for tau (Wei et al., 2024).
 
-Feature gradients follow the paper's equations. The authors' code halves them, and omits the factor tau_i for individual
-temperatures.
+Feature gradients follow the paper's equations. The authors' code halves them, and omits individual temperatures' tau_i.
 """
 
 import math
@@ -11,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from .base import Outcome, Progress, Settings, TemperatureRate, scalar_parameter, slope
+from .base import Outcome, Progress, TemperatureRate, scalar_parameter, slope
 from .contrastive import Anchors, DoubtSettings, Rows
 from .isogclr import IndividualTemperature, RobustSettings
 from .sogclr import BoundedTau, Estimate, EstimatorSettings, GlobalContrastive, Sogclr, SogclrSettings
@@ -119,7 +118,7 @@ class FastclipV0(_GlobalTemperature):
     Value: (1/b) sum over samples and sides of log(s' + eps). Gradient in tau: FastCLIP eq 8. State: log_s of each side.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV0Settings}
+    settings_of_mode: ClassVar = {"bimodal": FastclipV0Settings}
     settings: FastclipV0Settings
 
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
@@ -133,7 +132,7 @@ class FastclipV0(_GlobalTemperature):
 class FastclipV1(Sogclr):
     """Global contrastive loss with one constant temperature: SogCLR on image-text pairs with FastCLIP's settings."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV1Settings}
+    settings_of_mode: ClassVar = {"bimodal": FastclipV1Settings}
     keys = "never"  # SogCLR's unimodal mode takes keys
 
 
@@ -145,7 +144,7 @@ class FastclipV2(IndividualTemperature):
     does not mention clipping. State: log_s, tau, m, v of each side.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV2Settings}
+    settings_of_mode: ClassVar = {"bimodal": FastclipV2Settings}
     reads_visits = True
     averages: ClassVar[dict[str, float]] = {"m": 0.0, "v": 0.0}
     settings: FastclipV2Settings
@@ -171,9 +170,8 @@ class FastclipV3(_GlobalTemperature):
     State: log_s of each side.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FastclipV3Settings}
+    settings_of_mode: ClassVar = {"bimodal": FastclipV3Settings}
     settings: FastclipV3Settings
-
     slow_below = 0.03
 
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
@@ -182,6 +180,3 @@ class FastclipV3(_GlobalTemperature):
         loss = tau * (anchors.mean(est.log_s_eps) + 2 * rho) + slope(pull)  # its gradient in tau: eq 10
         gradient = anchors.mean(est.log_s_eps - est.exponent) + 2 * rho  # eq 10 again, as a metric
         return Outcome(loss, {"log_s": est.log_s}, self.metrics_of(est, tau, gradient))
-
-    def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
-        return self.advice_on_rho(self.settings.rho, batch_size)

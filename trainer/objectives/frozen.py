@@ -1,17 +1,15 @@
 """Pairs judged by a model that is not trained: log s, margin, similarity, and the temperature at which rho binds."""
 
 import math
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from ..config import RANDOM
 from ..solved_temperatures import Bounds, solve
-from .base import Objective, Outcome, Progress, Settings
+from .base import Objective, Outcome, Progress, State
 from .contrastive import accumulate
 from .gathering import Frame
 from .sogclr import BoundedTau
@@ -39,7 +37,7 @@ class Frozen(Objective):
     another sample's, as a planted one does in training. Value: tau times the mean of log s, summed over the sides.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"bimodal": FrozenSettings}
+    settings_of_mode: ClassVar = {"bimodal": FrozenSettings}
     is_whole = is_frozen = True
     settings: FrozenSettings
 
@@ -47,7 +45,7 @@ class Frozen(Objective):
         super().__init__(mode, settings, log_s=-math.inf, tau=settings.tau, margin=0.0)
         self.fields |= {SIMILARITY: 0.0, RANDOM: 0.0}
 
-    def step(self, frame: Frame, state: Mapping[str, Tensor], progress: Progress) -> Outcome:
+    def step(self, frame: Frame, state: State, progress: Progress) -> Outcome:
         settings, own, pairs = self.settings, frame.own, self.compared(frame)
         positive, tau = pairs.positives[own], settings.tau
         sums = accumulate(pairs, positive.new_full((2, len(positive)), tau))
@@ -69,6 +67,5 @@ class Frozen(Objective):
         of_batch = frame.ranks.gather(torch.cat([log_s, margin, taus]))
         means = self.by_side(log_s_mean=of_batch[:2].mean(1), tau_mean=of_batch[4:].mean(1))
         loss = tau * of_batch[:2].mean(1).sum()
-        return Outcome(
-            loss, {name: of.to(state[name].dtype) for name, of in new.items()}, means | self.retrieval(of_batch[2:4])
-        )
+        new = {name: of.to(state[name].dtype) for name, of in new.items()}
+        return Outcome(loss, new, means | self.retrieval(of_batch[2:4]))

@@ -1,11 +1,9 @@
 """Gather and sum values of all ranks, the only exchanges of objectives, and the features of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -26,7 +24,7 @@ class GlobalBatch:
     """Rows of each rank; None: all have as many."""
 
     @classmethod
-    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> GlobalBatch:
+    def of_this_process(cls, communicating: Callable[[], AbstractContextManager[None]] = nullcontext) -> Self:
         """Return the ranks of torch.distributed's default group, or a single rank without a group."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls(0, 1)
@@ -93,7 +91,7 @@ class Frame:
     ranks: GlobalBatch
 
     @classmethod
-    def of(cls, views: Tensor, keys: Tensor | None, ranks: GlobalBatch) -> Frame:
+    def of(cls, views: Tensor, keys: Tensor | None, ranks: GlobalBatch) -> Self:
         """Gather the targets, the first of a step's exchanges; in the features' dtype, at least float32, from here on.
 
         views: [v, n, d]; keys: [2, n, d], constants.

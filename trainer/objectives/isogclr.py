@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ...pipeline.dataset.index import Content
-from .base import Outcome, Progress, Settings, slope
+from .base import Outcome, Progress, slope
 from .contrastive import Anchors, DoubtSettings, Rows
 from .sogclr import BoundedTau, EstimatorSettings, GlobalContrastive
 
@@ -135,31 +135,25 @@ class IndividualTemperature(GlobalContrastive):
         loss = anchors.mean(rows["tau"] * (est.log_s_eps + settings.rho)) + slope(pull)  # eq 7
         return Outcome(loss, {"log_s": est.log_s, **moved}, metrics | est.metrics)
 
-    def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
-        return self.advice_on_rho(self.settings.rho, batch_size, keys)
-
     def advice_on_repeats(self, content: Content) -> list[str]:
         """Warn of a caption or picture shared by so many samples that rho cannot bind for them.
 
         With a share c of negatives as close as the positive, the KL divergence of weights is at most log(1/c).
         """
-        found = {"the same picture": content.most_copied}
+        thin = "thin the copies (`thermopile inspect --duplicates`, then `curate --thin`)"
+        repeats = [("the same picture", content.most_copied, thin)]
         if self.across:
-            found[f"the caption of sample {content.caption_sample}"] = content.with_caption
-        bound, lines = math.exp(-self.settings.rho), []
-        for what, share in ((what, count / content.samples) for what, count in found.items()):
-            if share <= bound:
-                continue
-            ways = ["thin copies of a picture (`thermopile inspect --duplicates`, then `curate --thin`)"]
-            ways += ["give different pictures captions of their own"] * self.across
-            if (limit := -math.log(share)) >= 0.05:  # below, weights are nearly uniform, so such a rho is not advised
-                ways.append(f"set objective.rho below log(1/share) = {limit:.2f}")
-            lines.append(
-                f"{share:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: rho cannot bind "
-                "for them, so their temperatures fall to tau_min, and they will be called crowded. What helps: "
-                f"{', or '.join(ways)}."
-            )
-        return lines
+            caption = f"the caption of sample {content.caption_sample}"
+            repeats.append((caption, content.with_caption, "give different pictures captions of their own"))
+        bound = math.exp(-self.settings.rho)
+        return [
+            f"{share:.1%} of the dataset's samples have {what}, more than exp(-rho) = {bound:.1%}: rho cannot bind for "
+            f"them, so their temperatures fall to tau_min, and they will be called crowded. To change that, {cure}"
+            # Below, weights are nearly uniform, so such a rho is not advised.
+            + (f", or set objective.rho below log(1/share) = {most:.2f}" if (most := -math.log(share)) >= 0.05 else "")
+            for what, count, cure in repeats
+            if (share := count / content.samples) > bound
+        ]
 
 
 class Isogclr(IndividualTemperature):
@@ -168,10 +162,7 @@ class Isogclr(IndividualTemperature):
     State: log_s, tau, u of each side: `image/…` and `text/…`, or, if unimodal, `sample/…`, shared by both views.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {
-        "bimodal": IsogclrSettings,
-        "unimodal": IsogclrUnimodalSettings,
-    }
+    settings_of_mode: ClassVar = {"bimodal": IsogclrSettings, "unimodal": IsogclrUnimodalSettings}
 
     keys = "optional"
     averages: ClassVar[dict[str, float]] = {"u": 0.0}

@@ -55,7 +55,7 @@ class Simclr(_Views, CosineOrDistance):
     A local view is an anchor twice, against either global view of its sample and both global views of all others.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": SimclrSettings}
+    settings_of_mode: ClassVar = {"unimodal": SimclrSettings}
     has_local = True
 
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
@@ -66,7 +66,7 @@ class Simclr(_Views, CosineOrDistance):
 class Dcl(_Views):
     """NT-Xent without the positive in the denominator (DCL, Yeh et al., ECCV 2022, eq 6)."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
+    settings_of_mode: ClassVar = {"unimodal": NtxentSettings}
 
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         return Outcome(anchors.mean(anchors.log_sum), {}, {})
@@ -78,7 +78,7 @@ class Dclw(_Views):
     The weight is 2 - exp(positive / sigma) divided by its mean in the batch, and is not differentiated.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": DclwSettings}
+    settings_of_mode: ClassVar = {"unimodal": DclwSettings}
     settings: DclwSettings
 
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
@@ -91,7 +91,7 @@ class Dclw(_Views):
 class Flatnce(_Views):
     """FlatNCE (Chen et al., 2021): DCL's gradient, and NT-Xent's value for display, since its own is always 1."""
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": NtxentSettings}
+    settings_of_mode: ClassVar = {"unimodal": NtxentSettings}
 
     def loss(self, anchors: Anchors, rows: Rows, progress: Progress) -> Outcome:
         log_sum = anchors.log_sum
@@ -106,7 +106,7 @@ class Simco(_Views):
     -log(1 - W_i(tau)), the fraction not differentiated.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": SimcoSettings}
+    settings_of_mode: ClassVar = {"unimodal": SimcoSettings}
     settings: SimcoSettings
 
     def __init__(self, mode: str, settings: SimcoSettings) -> None:
@@ -134,7 +134,7 @@ class MocoV3(_Views):
     2 / T of the sum over the T = 2 (1 + m) directions.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": MocoV3Settings}
+    settings_of_mode: ClassVar = {"unimodal": MocoV3Settings}
     keys = "always"
     has_local = True
 

@@ -1,6 +1,5 @@
 """Losses of a view's d columns instead of its b rows: VICReg (Bardes et al., ICLR 2022) and Barlow Twins."""
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -8,7 +7,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from .base import Objective, Outcome, Progress, Settings, slope
+from .base import Objective, Outcome, Progress, Settings, State, slope
 
 
 class VicregSettings(Settings, frozen=True):
@@ -32,14 +31,12 @@ class Vicreg(Objective):
     eq 1-6 with the means of the authors' code, to which their weights belong.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": VicregSettings}
+    settings_of_mode: ClassVar = {"unimodal": VicregSettings}
     settings: VicregSettings
     unit_norm = False
     is_whole = True
 
-    def loss(
-        self, first: Tensor, second: Tensor, own: slice, state: Mapping[str, Tensor], progress: Progress
-    ) -> Outcome:
+    def loss(self, first: Tensor, second: Tensor, own: slice, state: State, progress: Progress) -> Outcome:
         settings, (samples, width) = self.settings, first.shape
         views = [_centred(first), _centred(second)]
         deviations = torch.stack([(view.square().sum(0) / (samples - 1) + settings.eps).sqrt() for view in views])
@@ -69,17 +66,14 @@ class BarlowTwins(Objective):
     eps as in the authors' code.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {"unimodal": BarlowTwinsSettings}
+    settings_of_mode: ClassVar = {"unimodal": BarlowTwinsSettings}
     settings: BarlowTwinsSettings
     unit_norm = False
     is_whole = True
 
-    def loss(
-        self, first: Tensor, second: Tensor, own: slice, state: Mapping[str, Tensor], progress: Progress
-    ) -> Outcome:
-        one, other = (
-            view / (view.square().mean(0) + self.settings.eps).sqrt() for view in (_centred(first), _centred(second))
-        )
+    def loss(self, first: Tensor, second: Tensor, own: slice, state: State, progress: Progress) -> Outcome:
+        views = _centred(first), _centred(second)
+        one, other = (view / (view.square().mean(0) + self.settings.eps).sqrt() for view in views)
         products, samples = one.T @ other, len(first)  # C times b
         diagonal = products.diagonal().clone() / samples
         redundancy = _off_diagonal(products) / samples**2

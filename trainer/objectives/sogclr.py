@@ -106,20 +106,17 @@ class GlobalContrastive(Contrastive):
         log_s_eps = log_with_eps(log_s, self.settings.eps)
         ratio = (log_g - log_s_eps).exp()
         exponent = self.pool(ratio * anchors.mean_exponent)
-        silent = self.pool((ratio < SILENT).to(ratio.dtype))
-        metrics = self.by_side(
-            log_s_mean=log_s.mean(1), share_unseen=share_unseen(rows["log_s"]), share_silent=silent.mean(1)
-        )
+        silent, unseen = self.pool((ratio < SILENT).to(ratio.dtype)), share_unseen(rows["log_s"])
+        metrics = self.by_side(log_s_mean=log_s.mean(1), share_unseen=unseen, share_silent=silent.mean(1))
         return Estimate(log_s, log_s_eps, ratio, exponent, metrics)
 
-    def advice_on_rho(self, rho: float, batch_size: int, keys: bool = False) -> list[str]:
-        """Warn of a rho that may never bind: the KL divergence of weights from uniform is at most log(negatives).
+    def advice(self, batch_size: int, *, keys: bool = False) -> list[str]:
+        """Warn of a rho, if there is one, that may never bind: KL from uniform is at most log(negatives).
 
-        The moving average covers more than one batch, so the papers slightly exceed this bound with batches of 1,024
-        and more.
+        The average covers more than one batch: the papers slightly exceed this bound with batches of 1,024 and more.
         """
-        negatives = (batch_size - 1) * (1 if keys or self.across else 2)
-        if rho < math.log(negatives):
+        rho, negatives = getattr(self.settings, "rho", None), (batch_size - 1) * (1 if keys or self.across else 2)
+        if rho is None or rho < math.log(negatives):
             return []
         return [
             f"rho {rho} is not below log({negatives:,} negatives) = {math.log(negatives):.2f}: it may never bind, "
@@ -176,10 +173,7 @@ class Sogclr(GlobalContrastive):
     (1/b) sum p_ij h_ij with the weights p held constant. State: log_s of each side.
     """
 
-    settings_of_mode: ClassVar[dict[str, type[Settings]]] = {
-        "bimodal": SogclrSettings,
-        "unimodal": SogclrUnimodalSettings,
-    }
+    settings_of_mode: ClassVar = {"bimodal": SogclrSettings, "unimodal": SogclrUnimodalSettings}
 
     keys: ClassVar[Literal["never", "optional", "always"]] = "optional"
     settings: SogclrSettings

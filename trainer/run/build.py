@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,30 +15,20 @@ from pydantic import ValidationError
 from ...pipeline.loading import Loader
 from ...pipeline.opening import Dataset, Mixture, usual_image_size
 from ...pipeline.order.mixed_order import MixedOrder
-from ...pipeline.order.order import (
-    FEW_SHARDS,
-    MIN_ROWS_PER_STEP,
-    AnyOrder,
-    Order,
-    Pieces,
-    Selected,
-    Window,
-    usual_shards,
-)
+from ...pipeline.order.order import FEW_SHARDS, MIN_ROWS_PER_STEP, AnyOrder, Order, Served, Window, usual_shards
 from ...pipeline.planted import Planting
 from ...pipeline.views.recipes import RECIPES, Recipe
 from ...state_store.schema import Schema
 from ..config import DataConfig, OrderConfig, RecipeConfig, TrainConfig, nearest
 from ..encoders import with_names
-from ..errors import ConfigError
+from ..errors import ConfigError, refusing
 from ..objectives import Objective, Settings, checked_settings, objective_class, objective_with, tried
 from ..plugins import is_plugin, load_plugin
 from ..precision import resolve_speed
 from ..world import ALONE, World
+from .chosen_settings import refuse_few_samples, refuse_unnamed_encoders, usual_batch_size, with_settings_of_models
 from .dataset_cache import DatasetCache
 from .selection_files import SELECTING, pinned, rows_of, selects
-from .settings_of_data import refuse_few_samples, refuse_unnamed_encoders, usual_batch_size
-from .settings_of_models import with_settings_of_models
 
 if TYPE_CHECKING:
     from ...pipeline.loading.ffcv_loader import Augmentation
@@ -62,7 +52,7 @@ def parts_of(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> Par
     if config.data.without and config.compile:
         raise ConfigError("compile = true is for batches of one size, which data.without makes differ; leave one out")
     if config.data.weights:
-        with refusals("data.weights: "):
+        with refusing("data.weights", ValueError):
             objective.check_weights()
     try:
         objective.check_frame(momentum > 0, local)
@@ -81,7 +71,7 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
     pairs = dataset.index.mode == "pairs"
     name, mode = config.objective.name, config.objective.mode
     if mode == "auto":  # the objective's only mode, or the mode that fits the data
-        with refusals():
+        with refusing("", ValueError):
             modes = objective_class(name).settings_of_mode.keys()
         mode = "bimodal" if (pairs and "bimodal" in modes) or modes == {"bimodal"} else "unimodal"
     if mode == "bimodal" and not pairs:
@@ -103,26 +93,20 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
     pieces_per_step(resolved.batch_size, config.micro_batch, world)
     settings = parts.objective.settings
     own = settings.model_dump(exclude_none=True) | {"similarity_budget": settings.budget_on(device)}
+    speed = resolve_speed(config, device)
+    if settings.precision == "auto":
+        own["precision"] = "tf32" if device.type == "cuda" and speed["precision"] != "float32" else "float32"
     optimizer = config.optimizer
     if optimizer.warmup is None:
         steps = min(200, config.total_steps(parts.order.steps_per_epoch) // 10)
         optimizer = optimizer.model_copy(update={"warmup": steps})
     update = {
-        **resolve_speed(config, device),
+        **speed,
         "optimizer": optimizer,
         "objective": type(config.objective)(name=name, mode=mode, **own),
         "order": OrderConfig(**{field: getattr(parts.order, field) for field in OrderConfig.model_fields}),
     }
     return resolved.model_copy(update=update), parts
-
-
-@contextmanager
-def refusals(where: str = "") -> Iterator[None]:
-    """Turn ValueError into ConfigError. where: the setting that it concerns."""
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(f"{where}{error}") from error
 
 
 def _resolve_data(data: DataConfig, dataset: Dataset, mode: str) -> DataConfig:
@@ -195,7 +179,7 @@ def windows_from(steps_done: int, order: Order, epochs: int, world: World = ALON
 
 
 def reading_ahead(
-    config: DataConfig, dataset: Dataset, served: Order | Selected, windows: Iterator[Window], world: World
+    config: DataConfig, dataset: Dataset, served: AnyOrder, windows: Iterator[Window], world: World
 ) -> AbstractContextManager[None]:
     """Return a context in which the windows' samples are fetched ahead; it does nothing for a dataset on disk."""
     cache = DatasetCache.of(config, dataset, world)
@@ -214,8 +198,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     A dataset in an object store that exceeds data.cache bytes also requires windows; the narrower window counts.
     Without that setting it must fit: an order must not depend on how full a disk is.
     With a selection, pinned by now, this is the order of the selected samples' positions.
-    Raises ConfigError if batch size, memory budget or cache does not fit the dataset, or the number of ranks does not
-    divide the order's shards.
+    Raises ConfigError if batch size, memory budget or cache does not fit the dataset, or the ranks not the shards.
     """
     row_bytes = 4 * Schema(objective.fields).row_words
     samples = _samples(config.data, dataset)
@@ -227,7 +210,7 @@ def create_order(config: TrainConfig, dataset: Dataset, objective: Objective, wo
     blocks, window = config.order.blocks_per_shard or None, config.order.window_blocks or None
     cache, batch_size, seed = DatasetCache.of(config.data, dataset, world), config.batch_size, config.seed
     for_rows = partial(Order.for_memory, samples=samples, batch_size=batch_size, seed=seed, canonical_shards=shards)
-    with refusals():
+    with refusing("", ValueError):
         if isinstance(dataset, Mixture):
             order: Order = _mixed_order(config, dataset, rows if config.state.memory_budget else 1 << 62, world)
         elif blocks or window:
@@ -318,7 +301,7 @@ def pieces_per_step(batch_size: int, micro_batch: int, world: World = ALONE) -> 
 def objective_of(config: TrainConfig) -> Objective:
     """Create the objective, whose mode is no longer `auto`. Raises ConfigError for an invalid setting."""
     name, settings = config.objective.name, objective_settings(config)
-    with refusals():
+    with refusing("", ValueError):
         created = objective_with(name, config.objective.mode, settings)
         if config.data.without and is_plugin(name):
             tried(name, lambda: created, rows=3)  # its batches differ in size
@@ -328,29 +311,20 @@ def objective_of(config: TrainConfig) -> Objective:
 def objective_settings(config: TrainConfig) -> Settings:
     """Return its settings, with defaults; `width`, if it has one, is the features'. Raises as `objective_of`."""
     objective = config.objective
-    with refusals():
+    with refusing("", ValueError):
         known = objective_class(objective.name).settings_of_mode.get(objective.mode)
         width = {"width": config.model.dim} if known and "width" in known.model_fields else {}
         return checked_settings(objective.name, objective.mode, width | objective.settings)
 
 
 def open_loader(
-    config: DataConfig,
-    dataset: Dataset,
-    order: Order | Selected,
-    mode: str,
-    device: torch.device,
-    world: World = ALONE,
-    *,
-    pieces: int = 1,
+    config: DataConfig, dataset: Dataset, order: AnyOrder, mode: str, device: torch.device, world: World = ALONE
 ) -> Loader:
     """Open the loader for a rank's share of the dataset in this order: one view per sample if bimodal, else two.
 
-    pieces: number of the loader's batches per step.
-
     Raises ConfigError if the loader's package is missing or the user's augmentation cannot be loaded.
     """
-    served: AnyOrder = order if pieces == 1 else Pieces(order, pieces)
+    served = order if isinstance(order, Served) else Served(order, None, order.samples)
     shared: dict[str, Any] = {
         "image_size": config.image_size,
         "views": 1 if mode == "bimodal" else 2,
@@ -372,19 +346,16 @@ def open_loader(
         "device": device.type,
     }
     if config.planted:
-        shared["planting"] = Planting(dataset, order.seed, config.planted, getattr(order, "selection", None))
-    try:
+        shared["planting"] = Planting(dataset, served.seed, config.planted, served.selection)
+    cure = ". Install it, or choose another loader"
+    with refusing(f"data.loader = {config.loader!r} cannot be used here", ImportError, cure=cure):
         if config.loader == "dali":
             from ...pipeline.loading.dali_loader import DALILoader
 
             return DALILoader(dataset, served, **shared)
         from ...pipeline.loading.ffcv_loader import FFCVLoader
-    except ImportError as error:
-        raise ConfigError(
-            f"data.loader = {config.loader!r} cannot be used here: {error}. Install it, or choose another loader"
-        ) from error
     augment = _augmentation_named(config.augmentation) if config.augmentation else None
-    if pieces > 1:
+    if served.pieces > 1:
         shared["device"] = "cpu"  # where the pieces of a batch wait
     return FFCVLoader(dataset, served, **shared, augment=augment)
 
@@ -398,12 +369,9 @@ def _augmentation_named(name: str) -> Augmentation:
     augmentation = load_plugin(name, f"data.augmentation = {name!r}")
     if not isinstance(augmentation, Dispatcher):
         raise ConfigError(f"data.augmentation = {name!r} is not compiled; decorate it with numba.njit")
-    try:
+    what = f"data.augmentation = {name!r} does not compile for (pixels float32 [3, H, W], key uint64)"
+    with refusing(what, NumbaError, TypeError):  # TypeError: a wrong number of arguments
         augmentation.compile((float32[:, :, ::1], uint64))
-    except (NumbaError, TypeError) as error:  # TypeError: a wrong number of arguments
-        raise ConfigError(
-            f"data.augmentation = {name!r} does not compile for (pixels float32 [3, H, W], key uint64): {error}"
-        ) from error
     compiled: Augmentation = augmentation
     return compiled
 

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 
 from ...pipeline.order.order import ORDER_VERSION
-from ...state_store import Snapshot, SnapshotError, StateStore, StateStoreError, StoreLockedError, list_snapshots
+from ...state_store.durable import list_snapshots
+from ...state_store.errors import SnapshotError, StateStoreError, StoreLockedError
+from ...state_store.history import Snapshot, retained_steps
+from ...state_store.store import StateStore
 from ..checkpoints import checkpoint_files
 from ..checkpoints.host_copy import CopyOnHost, PinnedMemory, bytes_on_gpu
 from ..config import TrainConfig, to_toml, to_tree
@@ -48,17 +51,11 @@ class Checkpointer:
     """Writes one checkpoint at a time in a thread. All ranks make the same calls, and agree on the outcome."""
 
     def __init__(
-        self,
-        config: TrainConfig,
-        run: RunDirectory,
-        store: StateStore,
-        log: MetricsLog,
-        world: World,
-        dataset_fingerprint: str,
+        self, config: TrainConfig, run: RunDirectory, store: StateStore, log: MetricsLog, world: World, fingerprint: str
     ) -> None:
         """log: made durable before each checkpoint, up to the checkpoint's step, and put with the run's warnings."""
         self._config, self._run, self._store, self._log, self._world = config, run, store, log, world
-        self._keep, self._dataset_fingerprint = config.checkpoint, dataset_fingerprint
+        self._keep, self._fingerprint = config.checkpoint, fingerprint
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="thermopile-checkpoint")
         self._begun_at = time.monotonic()
         self._retry_at: float | None = None  # set if the last checkpoint could not be written
@@ -158,18 +155,17 @@ class Checkpointer:
             step=step,
             snapshot=committed.id,
             order_version=ORDER_VERSION,
-            dataset_fingerprint=self._dataset_fingerprint,
+            dataset_fingerprint=self._fingerprint,
             settings=to_tree(self._config),
         )
         checkpoint_files.save_checkpoint(self._run.checkpoints, info, state)
         keep_last, keep_every = self._keep.keep_last, self._keep.keep_every
         try:  # before their snapshots; never this one, which `latest` names
             snapshots = (snapshot.step for snapshot in list_snapshots(self._run.state))
-            kept = checkpoint_files.retained_steps(snapshots, keep_last, keep_every) | {step}
+            kept = retained_steps(snapshots, keep_last, keep_every) | {step}
             if keep_every:  # includes steps with a damaged snapshot: the weights are intact
-                kept |= {
-                    each for each in checkpoint_files.checkpoints_in(self._run.checkpoints) if each % keep_every == 0
-                }
+                made = checkpoint_files.checkpoints_in(self._run.checkpoints)
+                kept |= {each for each in made if each % keep_every == 0}
             checkpoint_files.remove_checkpoints(self._run.checkpoints, keep=kept)
         except StoreLockedError:
             raise

@@ -1,14 +1,13 @@
 """The limits that a cache of `data.cache` bytes sets for the sample order of a dataset in an object store."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...pipeline.opening import Dataset
 from ...pipeline.order.order import Order
+from ...storage.arrays import Int64s
 from ...storage.files import free_bytes
 from ..config import DataConfig
 from ..errors import ConfigError
@@ -27,17 +26,17 @@ class DatasetCache:
     """Bytes on disk, for one rank."""
     is_set: bool
     """Whether data.cache is set; if not, the limit is this rank's share of half of the free disk."""
-    first_id: NDArray[np.int64]
-    beton_bytes: NDArray[np.int64]
+    first_id: Int64s
+    beton_bytes: Int64s
     """int64 [shards]: sizes of the .beton files."""
     ranks: int
 
     @classmethod
-    def of(cls, config: DataConfig, dataset: Dataset, world: World) -> DatasetCache | None:
+    def of(cls, config: DataConfig, dataset: Dataset, world: World) -> Self | None:
         """Return the cache that the settings allow; None if the dataset is on disk."""
         if (beton_bytes := dataset.files.beton_bytes()) is None:
             return None
-        from ...pipeline.remote.files import cache_root
+        from ...pipeline.remote.samples import cache_root
 
         limit = config.cache or free_bytes(cache_root()) // 2 // world.local_size
         return cls(str(dataset.place), limit, config.cache is not None, dataset.first_id, beton_bytes, world.size)

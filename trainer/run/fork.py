@@ -9,10 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ...pipeline.opening import Dataset
-from ...state_store import StateStoreError, StoreLockedError, history
-from ...state_store.errors import DAMAGE, SnapshotError
+from ...state_store import history
+from ...state_store.errors import DAMAGE, SnapshotError, StateStoreError, StoreLockedError
 from ...state_store.forking import fork_state
 from ...state_store.store import writer_lock
+from ...storage.arrays import Int64s
 from ...storage.lock import LockedError
 from ...storage.mixed_rows import MixedRows
 from ...storage.place import Lock, Place
@@ -20,16 +21,16 @@ from ...storage.selection import Selection
 from ..checkpoints import checkpoint_files
 from ..config import TrainConfig, load_config, to_tree
 from ..config.layers import Layers
-from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError
+from ..errors import ConfigError, DamagedCheckpointError, RunError, RunExistsError, refusing
 from ..metrics.metrics_file import copy_until
 from ..optim import rate_jump
 from ..plugins import code_in
 from ..run_directory import Origin, RunDirectory, find_checkpoint, read_lineage
-from .build import pieces_per_step, refusals
+from .build import pieces_per_step
 from .own_dataset import keep_facts, open_own
 from .restoring import refuse_other_order, refuse_published
 from .resume_settings import Change, differences, impossible, settings_at, with_free
-from .selection_files import Ids, check_own_copy, holes_in, selects, unchanged, write_selection
+from .selection_files import check_own_copy, holes_in, selects, unchanged, write_selection
 from .starting import complete, merge, refuse_code_of_files
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Fork(NamedTuple):
     total_steps: int
     jump: list[str]
     """How far the learning rate of the next step is from the origin's; as `rate_jump`."""
-    holes: Ids
+    holes: Int64s
     """Positions of the samples that it leaves out, ascending, int64."""
     forgotten: int
     """How many of them the origin does not leave out."""
@@ -104,15 +105,10 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
         if at is None and unaware < step:
             return plan_fork(origin, f"step-{unaware}", given)
         used = int((first < step).sum())
-        with refusals("data.without: "):
+        with refusing("data.without", ValueError):
             order.refuse_thin_steps(holes, step, after, pieces_per_step(asked.batch_size, asked.micro_batch))
     if later:
-        _log.warning(
-            "%s has changed since step-%d; a fork has the settings of that step: %s",
-            origin.path,
-            step,
-            later,
-        )
+        _log.warning("%s has changed since step-%d; a fork has the settings of that step: %s", origin.path, step, later)
     if after < step:
         raise ConfigError(f"step-{step} is after the end of these settings, {after:,} steps; set more epochs or steps")
     if checkpoint is None:
@@ -121,7 +117,7 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     return Fork(origin, checkpoint, recorded, asked, dataset, changes, after, jump, holes, len(new), used)
 
 
-def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> tuple[Ids, Ids]:
+def _holes(origin: RunDirectory, recorded: TrainConfig, asked: TrainConfig, dataset: Dataset) -> tuple[Int64s, Int64s]:
     """Return the positions of the samples that a fork leaves out, ascending, and of those that its origin does not.
 
     Raises ConfigError unless its file names all, those of the origin's, too: settings name one file to start again by.
@@ -165,9 +161,8 @@ def _make(fork: Fork, into: RunDirectory) -> None:
     origin = Origin(run=place, id=known.id if known else None, step=fork.step, changed=changed)
     left = read_lineage(into.lineage_file) if into.path.is_remote and not into.exists() else None
     last = left.origins[-1] if left and left.origins else None
-    if not (
-        last and last.run == place and {*checkpoint_files.checkpoints_in(into.checkpoints)} <= {last.step}
-    ):  # of a killed fork
+    is_left = last and last.run == place and {*checkpoint_files.checkpoints_in(into.checkpoints)} <= {last.step}
+    if not is_left:  # by a killed fork
         into.refuse_existing()
     try:
         with into.path.resolve().built() as building, ExitStack() as end:
@@ -200,9 +195,8 @@ def _fill(fork: Fork, run: RunDirectory, lock: Lock) -> None:
     path, info = fork.checkpoint
     try:
         fork_state(origin.state, run.state, info.snapshot, lock.writer)
-        checkpoint_files.load_checkpoint(
-            checkpoint_files.fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints)
-        )
+        made = checkpoint_files.fork_checkpoint(path, info, to_tree(fork.config), run.checkpoints)
+        checkpoint_files.load_checkpoint(made)
     except (DamagedCheckpointError, SnapshotError, *DAMAGE) as error:  # in files of the origin, by its own names
         reason = str(error).replace(str(run.path), str(origin.path))
         raise RunError(f"{origin.path} cannot be forked at step-{info.step}: {reason}") from error

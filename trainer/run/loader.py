@@ -10,7 +10,7 @@ from ...pipeline.batch import Batch
 from ...pipeline.loading import Closing
 from ...pipeline.opening import Dataset, open_dataset
 from ...pipeline.order.mixed_order import MixedOrder
-from ...pipeline.order.order import ORDER_VERSION, Selected
+from ...pipeline.order.order import ORDER_VERSION, Served
 from ...pipeline.order.sampler import Position
 from ...state_store.ranks import agreement
 from ...storage.local import LocalPath
@@ -18,9 +18,9 @@ from ...storage.place import Places
 from ...storage.selection import Selection
 from ..config import data_at, flat, load_config, to_tree
 from ..config.layers import Layers
-from ..errors import ConfigError
+from ..errors import ConfigError, refusing
 from ..world import World, current_world
-from .build import device_named, open_loader, reading_ahead, refusals, resolve, windows_from
+from .build import device_named, open_loader, reading_ahead, resolve, windows_from
 from .restoring import MAY_DIFFER, facts, refuse_differences
 from .resume_settings import within
 from .selection_files import selects, write_selection
@@ -73,9 +73,9 @@ class Loader(Closing, Position):
                     write_selection(self.config.data, dataset, folder)
                     self.selection, steps = Selection(folder), self.config.total_steps(len(self))
                     if (holes := self.selection.without) is not None:
-                        with refusals("data.without: "):
+                        with refusing("data.without", ValueError):
                             order.refuse_thin_steps(holes, 0, steps, world.size)
-                self.served = Selected(order, self.selection, dataset.n) if self.selection else order
+                self.served = Served(order, self.selection, dataset.n)
                 self.device = device_named(self.config.device)
                 self._opened, self._announced = opened.enter_context(ExitStack()), -1
                 self._open(dataset)

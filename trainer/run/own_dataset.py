@@ -1,6 +1,5 @@
 """A run's dataset: facts of it that the run keeps, in RUN/trained_on.json and RUN/tokenizer.json, and its samples."""
 
-from contextlib import suppress
 from shlex import quote
 from typing import Annotated
 
@@ -13,9 +12,7 @@ from ...storage.mixed_rows import MIXTURE, MixedRows
 from ...storage.place import AnyPlace, Places
 from ...storage.sealed_json import seal_document
 from ...storage.selection import ABOUT, Selection
-from ..checkpoints.checkpoint_files import latest_checkpoint, read_info
 from ..config import TrainConfig
-from ..errors import RunError
 from ..run_directory import RunDirectory, read_facts
 from .selection_files import selects, write_selection
 
@@ -53,7 +50,7 @@ def write_own_files(config: TrainConfig, run: RunDirectory, dataset: Dataset, se
 
 
 def kept_facts(run: RunDirectory) -> TrainedOn | None:
-    return read_facts(run.trained_on, TrainedOn, "the run's dataset is read instead")
+    return read_facts(run.trained_on, TrainedOn, "samples appended to its dataset since are not left out")
 
 
 def open_own(
@@ -64,13 +61,8 @@ def open_own(
     tars, pictures: as for `Dataset`. cure: options that name another place. Raises DatasetError, OSError.
     """
     known = kept_facts(run)
-    before = known.fingerprints if known else ()
-    if known is None:
-        with suppress(RunError, OSError):  # raised again where the checkpoint is needed
-            latest = latest_checkpoint(run.checkpoints)
-            before = (read_info(latest).dataset_fingerprint,) if latest else ()
     try:
-        return open_dataset(places, tars, pictures=pictures, before=before)
+        return open_dataset(places, tars, pictures=pictures, before=known.fingerprints if known else ())
     except DatasetError as error:
         why = str(error).removesuffix(".")
         raise DatasetError(f"{why}. If the run's dataset was moved, pass its new path with {cure}.") from error

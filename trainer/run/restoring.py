@@ -13,9 +13,10 @@ from ..._version import __version__
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset, open_dataset
 from ...pipeline.order.order import ORDER_VERSION
-from ...state_store import StateReader, StateStore, StoreLockedError
+from ...state_store.errors import StoreLockedError
 from ...state_store.ranks import agreement
-from ...state_store.store import writer_lock
+from ...state_store.reader import StateReader
+from ...state_store.store import StateStore, writer_lock
 from ...storage.place import Lock, Place
 from ...storage.selection import Selection
 from ..checkpoints.checkpoint_files import CheckpointInfo, Loaded, latest_checkpoint, load_latest, read_info

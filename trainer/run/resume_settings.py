@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...storage.place import Place
-from ..config import EncoderConfig, TrainConfig, flat, load_config, to_tree
+from ..config import EncoderConfig, TrainConfig, flat, load_recorded, to_tree
 from ..encoders.initial_weights import is_same_source
 from ..errors import ConfigError, RunError
 from ..plugins import is_directory
@@ -17,10 +17,7 @@ _RESTORED = "it is restored from the checkpoint"
 
 FIXED = {
     **dict.fromkeys(("seed", "batch_size", "order", "data.shares"), "it determines the order of the samples"),
-    **dict.fromkeys(
-        ("model", "objective.name", "objective.mode", "optimizer.name"),
-        "the checkpoint's weights and state depend on it",
-    ),
+    **dict.fromkeys(("model", "objective.name", "objective.mode", "optimizer.name"), "weights and state depend on it"),
     **dict.fromkeys((f"data.{name}" for name in SELECTING), "the run has its own copy; leave the option out"),
     "data.planted": "other samples were trained with their captions; a fork can set it to 0",
     "data.without": "the run has its own copy; to forget samples: thermopile fork RUN --out NEW --without FILE",
@@ -36,7 +33,6 @@ FIXED = {
     "init": "the run continues with its own weights",
 }
 """Settings, and tables of settings, that must not change on resume, with the reason."""
-
 
 FREE_TO_CHANGE = (
     "data.path",
@@ -145,11 +141,9 @@ def changes_since(checkpoint: Place, settings: Mapping[str, Any], now: TrainConf
 def settings_at(checkpoint: Place, settings: Mapping[str, Any]) -> TrainConfig:
     """Return a checkpoint's settings, given those in checkpoint.json. Raises RunError if this version does not."""
     try:
-        return load_config(settings)
+        return load_recorded(settings)
     except ConfigError as error:
-        raise RunError(
-            f"{checkpoint} is from another version of thermopile ({error}); resume it with that one"
-        ) from None
+        raise RunError(f"{checkpoint} is from another version of thermopile ({error}); resume it with that") from None
 
 
 def impossible(changes: list[Change], recorded: TrainConfig) -> dict[str, str]:

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...pipeline.loading import Closing
 from ...pipeline.opening import Dataset
 from ...pipeline.order.mixed_order import MixedOrder
-from ...pipeline.order.order import Order, Selected
-from ...state_store import StateStore, list_snapshots
+from ...pipeline.order.order import Order
+from ...state_store.durable import list_snapshots
 from ...state_store.ranks import ONE_PROCESS, agreement
+from ...state_store.store import StateStore
+from ...storage.arrays import Int64s
 from ...storage.place import AnyPlace, place_of
 from ...storage.selection import Selection
 from ..config import TrainConfig
@@ -22,6 +22,7 @@ from ..metrics.step_clock import StepClock
 from ..objectives import Objective, Outcome, Progress
 from ..objectives.base import WEIGHT
 from ..run_directory import RunDirectory
+from ..uncompiled import uncompiled
 from ..world import World, refuse_separate_directories
 from .build import windows_from
 from .loader import ENDLESS, Loader
@@ -99,13 +100,13 @@ class SampleRows:
         with self.clock.waiting("store_wait"):
             self.store.put(rows, state, step=self.steps_done + 1)  # asynchronous: written during backprop
 
-    def _rows_of(self, sample_ids: Tensor) -> NDArray[np.int64] | Tensor:
+    def _rows_of(self, sample_ids: Tensor) -> Int64s | Tensor:
         """Return the samples' ids in the store: their positions if the run selects samples."""
         if self.selection is None:
             return sample_ids
         return self.selection.positions(sample_ids.numpy(), expected=self._positions(self.steps_done))
 
-    def _positions(self, steps_done: int) -> NDArray[np.int64]:
+    def _positions(self, steps_done: int) -> Int64s:
         """Return the positions, or ids if all samples are selected, of this rank's samples in a step."""
         place = divmod(steps_done, self.order.steps_per_epoch)
         places = self.order.batch_ids(*place, self.world.rank, self.world.size)
@@ -180,7 +181,7 @@ class RowStore(Closing, SampleRows):
             )
         return self._store
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def loss(self, first: Tensor, second: Tensor, sample_ids: Tensor) -> Tensor:
         """Return the loss of a step, and put the samples' new state. Count the step.
 
@@ -189,9 +190,8 @@ class RowStore(Closing, SampleRows):
         of the global batch. Raises as `Objective.forward` and `StateStore.put`.
         """
         state = self.take(sample_ids)
-        if isinstance(self._served, Selected):
-            place = divmod(self.steps_done, self.order.steps_per_epoch)
-            self.objective.shares = self._served.shares(*place, self.world.size)
+        place = divmod(self.steps_done, self.order.steps_per_epoch)
+        self.objective.shares = self._served.shares(*place, self.world.size)
         outcome: Outcome = self.objective(first, second, state, self.progress)
         self.put(sample_ids, outcome.state)
         return outcome.loss

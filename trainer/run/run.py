@@ -4,20 +4,21 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal, Protocol, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...pipeline.batch import Batch
 from ...pipeline.order.mixed_order import MixedOrder
-from ...pipeline.order.order import Selected
-from ...state_store import DamagedChunkError, SnapshotNotFoundError, StateStore
+from ...pipeline.order.order import Served
+from ...state_store.errors import DamagedChunkError, SnapshotNotFoundError
 from ...state_store.ranks import agreement
+from ...state_store.store import StateStore
+from ...storage.arrays import Int64s
 from ...storage.gpu_copies import CudaDevice, Pace
 from ...storage.place import AnyPlace, Lock, Places, place_of
 from ...storage.selection import Selection
@@ -27,7 +28,7 @@ from ..config import TrainConfig, data_at
 from ..config.layers import Layers
 from ..encoders import Encoders
 from ..encoders.initial_weights import load_initial_weights
-from ..errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError
+from ..errors import ConfigError, NotFiniteError, RanksLostError, RunError, TrainingError, refusing
 from ..metrics.metrics_log import MetricsLog, Scalar
 from ..metrics.step_clock import StepClock
 from ..metrics.trackers import Trackers, makers_of
@@ -103,7 +104,7 @@ class Run(SampleRows):
         if isinstance(self.order, MixedOrder):
             self.selection = self.order.rows
         # The same order as ids of the dataset, for the loader and for messages; the state uses `order`'s numbers.
-        self.served = Selected(self.order, self.selection, self.dataset.n) if self.selection else self.order
+        self.served = Served(self.order, self.selection, self.dataset.n)
         self.total_steps = config.total_steps(self.order.steps_per_epoch)
         self.steps_done = self._refused_rows = self._refused_before = 0
         self.pieces = build.pieces_per_step(config.batch_size, config.micro_batch, world)
@@ -115,11 +116,9 @@ class Run(SampleRows):
         with ExitStack() as resources:
             timed = self.device.type == "cuda" and not config.data.without
             resources.enter_context(fast_kernels(config.precision, timed=timed, deterministic=config.deterministic))
-            self.loader = resources.enter_context(
-                build.open_loader(
-                    config.data, self.dataset, self.served, self.mode, self.device, world, pieces=self.pieces
-                )
-            )
+            served = replace(self.served, pieces=self.pieces)
+            loader = build.open_loader(config.data, self.dataset, served, self.mode, self.device, world)
+            self.loader = resources.enter_context(loader)
             with agreement(world.control, RunError):
                 if self.start is None and config.init.run:
                     load_initial_weights(self.encoders, config.init.run, config.init.sides)
@@ -133,14 +132,8 @@ class Run(SampleRows):
             from ..encoders.hf_directory import folder_of, refuse_other_tokenizer
 
             refuse_other_tokenizer(folder_of(text.name), self.dataset.tokenizer_path)
-        created = Encoders.create(
-            model,
-            self.mode,
-            data.image_size,
-            self.dataset.index.tokenizer,
-            pretrained=pretrained,
-            unit_norm=self.objective.unit_norm,
-        )
+        given = model, self.mode, data.image_size, self.dataset.index.tokenizer
+        created = Encoders.create(*given, pretrained=pretrained, unit_norm=self.objective.unit_norm)
         return created.to(self.device)
 
     def begin(self, *, record: bool = False) -> None:
@@ -170,7 +163,7 @@ class Run(SampleRows):
         opened.enter_context(self.store)
         with agreement(world.slow_group, RunError):
             if resume and world.is_first:
-                keep_facts(run, self.dataset)  # a run of an earlier version has none
+                keep_facts(run, self.dataset)  # one may be missing or damaged
         if start is not None:
             self._refused_rows = self._refused_before = restore(start, self.store, self._parts)
             self.steps_done = start.info.step
@@ -188,8 +181,7 @@ class Run(SampleRows):
     def _open_store(self, start: Loaded | None, lock: Lock | None) -> tuple[StateStore, Loaded | None]:
         """Open the state at a checkpoint's snapshot; if damaged, at an earlier checkpoint's, which is returned with it.
 
-        Without a checkpoint the state is created, or returned to its initial values if a run was killed before its
-        first checkpoint.
+        Without a checkpoint the state is created, or returned to its initial values if a run was killed before one.
         """
         config, run, world = self.config, self.locked_directory, self.world
         settings = self.store_settings() | {"lock": lock}
@@ -275,10 +267,10 @@ class Run(SampleRows):
         if self.selection is not None:
             self.refuse_thin_steps(self.selection.without)
 
-    def refuse_thin_steps(self, holes: NDArray[np.int64] | None) -> None:
+    def refuse_thin_steps(self, holes: Int64s | None) -> None:
         """Raise ConfigError if a coming step would keep too few samples. holes: positions to leave out, ascending."""
         if holes is not None:
-            with build.refusals("data.without: "):
+            with refusing("data.without", ValueError):
                 pieces = self.pieces * self.world.size
                 self.order.refuse_thin_steps(holes, self.steps_done, self.total_steps, pieces)
 
@@ -306,9 +298,7 @@ class Run(SampleRows):
             self.seed_random_numbers()
             yield batch.to(self.device)
             if self.steps_done != before + 1:
-                raise RuntimeError(
-                    f"{self.steps_done - before} steps were ended for one batch; call end_step once each"
-                )
+                raise RuntimeError(f"{self.steps_done - before} steps were ended for a batch; call end_step once each")
 
     def computing(self, part: Literal["forward_backward", "optimizer"]) -> AbstractContextManager[None]:
         """Return a context whose time counts as this part of the step, in the log and in `thermopile status`."""
@@ -334,9 +324,8 @@ class Run(SampleRows):
             epoch, step = divmod(self.steps_done, self.order.steps_per_epoch)
             pieces = self._awaited(self.loader.epoch(epoch, step * self.pieces))
             for first in pieces:
-                if isinstance(self.served, Selected):
-                    place = divmod(self.steps_done, self.order.steps_per_epoch)
-                    self.objective.shares = self.served.shares(*place, self.world.size)
+                place = divmod(self.steps_done, self.order.steps_per_epoch)
+                self.objective.shares = self.served.shares(*place, self.world.size)
                 yield chain([first], islice(pieces, self.pieces - 1))
 
     def _awaited(self, pieces: Iterator[Batch]) -> Iterator[Batch]:

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 from ...state_store.errors import StateStoreError
 from ...storage.place import Log, Place, lock_status
 from ..checkpoints.checkpoint_files import INFO, checkpoints_in
-from ..config import FROZEN
+from ..config import FROZEN, DataConfig, TrainConfig
 from ..metrics.metrics_file import last_lines, loss_curve
 from ..metrics.step_report import RECENT_STEPS, TIME, collapse, hints, split
 from ..run_directory import Lineage, RunDirectory, read_lineage
 
 if TYPE_CHECKING:
-    from ...state_store import StateReader
+    from ...state_store.reader import StateReader
     from ...storage.selection import Selection
-    from ..config import DataConfig, TrainConfig
 
 CURVE_POINTS = 60
 EVALUATIONS, WARNINGS = 10, 5
@@ -198,9 +197,7 @@ def _read_metrics(
         notes.append(f"the steps cannot be read: {error}")
         return None, []
     if damaged:
-        notes.append(
-            f"{damaged:,} of the last lines of {run.metrics_file} cannot be read; `train --resume` sets them aside"
-        )
+        notes.append(f"{damaged:,} of the last lines of {run.metrics_file} cannot be read; a resume sets them aside")
     if not lines:
         return None, evaluations
     last = lines[-1]
@@ -246,8 +243,7 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
     from ...pipeline.opening import part_names
     from ...state_store.durable import Repository
     from ...state_store.history import Snapshot
-    from ...state_store.reader import StateReader
-    from ...state_store.scattered import selection_of
+    from ...state_store.reader import StateReader, selection_of
     from ...storage.mixed_rows import MixedRows
 
     try:

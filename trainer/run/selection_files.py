@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from ...pipeline.dataset.index import FINGERPRINT, FINGERPRINT_COLUMN
 from ...pipeline.opening import Dataset
+from ...storage.arrays import Float64s, Int64s
 from ...storage.files import open_regular, sha256_of
 from ...storage.place import Place
 from ...storage.selection import IDS, WEIGHTS, WITHOUT, Selection, SelectionError, SelectionWriter
@@ -34,8 +34,7 @@ MAX_UNSORTED = 1 << 26
 _log = logging.getLogger(__name__)
 _PINNED = re.compile(r"(?P<path>.+)@[0-9]+-[0-9a-f]{64}", re.DOTALL)
 
-Ids = NDArray[np.int64]
-Rows = tuple[Ids, NDArray[np.float64]]
+Rows = tuple[Int64s, Float64s]
 """Ascending ids [m], and their weights [m], which are read only on request."""
 
 
@@ -67,12 +66,12 @@ def as_recorded_file(asked: str, recorded: str) -> str:
     return recorded if parts is not None and asked == parts["path"] and not Path(asked).exists() else asked
 
 
-def selected_ids(file: Path, dataset: Dataset, option: str = "select") -> Ids:
+def selected_ids(file: Path, dataset: Dataset, option: str = "select") -> Int64s:
     """Return the ids of a dataset's samples in a file, ascending. Raises ConfigError for bad ids, DatasetError."""
     return np.concatenate([ids for ids, _ in _sorted(file, option, dataset)])
 
 
-def holes_in(file: Path, ids: Ids | None, dataset: Dataset) -> Ids:
+def holes_in(file: Path, ids: Int64s | None, dataset: Dataset) -> Int64s:
     """Return the positions of a file's samples, ascending, but for those that are not selected anyway.
 
     ids: the selected ones; None: all. Raises ConfigError for bad ids, and if none or all are named.
@@ -88,7 +87,7 @@ def holes_in(file: Path, ids: Ids | None, dataset: Dataset) -> Ids:
 
 
 def write_selection(
-    data: DataConfig, dataset: Dataset, folder: Place, of: tuple[DataConfig, Selection, Ids] | None = None
+    data: DataConfig, dataset: Dataset, folder: Place, of: tuple[DataConfig, Selection, Int64s] | None = None
 ) -> None:
     """Write a new run's own copy of its selection, weights and holes. data: with pinned files.
 
@@ -96,7 +95,7 @@ def write_selection(
     Raises ConfigError for bad ids or weights, and for a file that has changed since it was pinned; OSError.
     """
     with SelectionWriter(folder, dataset.n) as writer:
-        ids: Ids | None = None
+        ids: Int64s | None = None
         if of is not None and of[1].ids is not None:
             ids = writer.add(IDS, [of[1].ids])
         elif data.select:
@@ -144,14 +143,11 @@ def unchanged(pinned: str, option: str) -> Path:
     """Return the path of a pinned file. Raises ConfigError if it has changed."""
     path, _, pin = pinned.rpartition("@")
     if sha256_of(Path(path)) != (sha256 := pin.partition("-")[2]):
-        raise ConfigError(
-            f"--{option} {path} has changed since it was recorded: its sha256 is no longer {sha256}. "
-            f"Pass it again with --{option}"
-        )
+        raise ConfigError(f"--{option} {path} has changed: its sha256 is no longer {sha256}. Pass it again")
     return Path(path)
 
 
-def _weights(file: Path, ids: Ids | None, dataset: Dataset) -> Iterator[NDArray[np.float64]]:
+def _weights(file: Path, ids: Int64s | None, dataset: Dataset) -> Iterator[Float64s]:
     """Yield the weights of the selected ids, or of all samples, in their order. Raises ConfigError if one has none."""
     given = _sorted(file, "weights", dataset)
     samples = dataset.n
@@ -299,14 +295,12 @@ def _checked(piece: pa.Table, where: str, samples: int) -> Rows:
             f"{where} has sample {low if low < 0 else high:,}, but the dataset has the ids 0 … "
             f"{samples - 1:,}; use ids of this dataset"
         )
-    ids: Ids = column.cast(pa.int64()).to_numpy()
+    ids: Int64s = column.cast(pa.int64()).to_numpy()
     if WEIGHT not in piece.column_names:
         return ids, np.empty(0)
-    weights: NDArray[np.float64] = piece[WEIGHT].cast(pa.float64()).to_numpy()
+    weights: Float64s = piece[WEIGHT].cast(pa.float64()).to_numpy()
     if (bad := ~(np.isfinite(weights) & (weights >= 0))).any():
-        raise ConfigError(
-            f"{where} has the weight {weights[bad][0]:g} for sample {ids[bad][0]}; weights are finite and 0 or more"
-        )
+        raise ConfigError(f"{where} has weight {weights[bad][0]:g} for sample {ids[bad][0]}; it must be finite and ≥ 0")
     return ids, weights
 
 
@@ -337,7 +331,5 @@ def _check_columns(schema: pa.Schema, path: Path, option: str) -> None:
         is_number = pa.types.is_integer(kind) or (name != SAMPLE_ID and pa.types.is_floating(kind))
         lost_zeros = name in NAMES and is_number and SAMPLE_ID not in schema.names
         if lost_zeros or (name in (SAMPLE_ID, WEIGHT) and not is_number):
-            must_hold = (
-                "numbers" if name == WEIGHT else "whole numbers" if name == SAMPLE_ID else "text, with its zeros"
-            )
+            must_hold = {WEIGHT: "numbers", SAMPLE_ID: "whole numbers"}.get(name, "text, with its zeros")
             raise ConfigError(f"--{option} {path}: the column {name!r} is {kind}; it must hold {must_hold}")

@@ -1,7 +1,6 @@
 """The settings with which a run starts or is resumed: read → merge → complete → compare, in this order.
 
-`thermopile train` and `Run.from_settings` start alike. torch, which takes seconds to import, is imported late, so that
-most refusals come before.
+`thermopile train` and `Run.from_settings` start alike. torch is imported late, so that most refusals come before.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from .build import Parts
     from .resume_settings import Change
 
-
 NAME_IT = "name it in your settings, too"
+Texts = Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,8 @@ class Start:
 def start(given: Layers, request: Request, world: World = ALONE) -> Start:
     """Return the settings to train with, from the given ones, and those of a run to resume. Writes nothing.
 
-    Called by all ranks.
-    Raises ConfigError for settings that do not fit, that a resumed run cannot change, or that name code which nobody
-    allowed; RunError, RunExistsError, DatasetError, StateStoreError, OSError.
+    Called by all ranks. Raises ConfigError for settings that do not fit, that a resumed run cannot change, or that name
+    code which nobody allowed; RunError, RunExistsError, DatasetError, StateStoreError, OSError.
     """
     directory, recorded = request.directory, read(request, world)
     with agreement(world.control, ConfigError):
@@ -102,7 +100,7 @@ def start(given: Layers, request: Request, world: World = ALONE) -> Start:
                 recorded, _ = resolve(recorded, dataset, world)  # settings added since then get their defaults
             changes = compare(directory.path, recorded, config, request.allowed)
     elif dataset is not None and request.is_command and not request.only_show:
-        from .settings_of_data import choices_of
+        from .chosen_settings import choices_of
 
         with agreement(world.control, ConfigError):
             choices = choices_of(asked, config, dataset) if world.is_first else []
@@ -112,7 +110,7 @@ def start(given: Layers, request: Request, world: World = ALONE) -> Start:
 def read(request: Request, world: World) -> TrainConfig | None:
     """Return the settings of the run to resume; None for a new run. Called by all ranks.
 
-    Raises RunError if they are damaged or another version's, RunExistsError, OSError; ConfigError if the ranks see
+    Raises RunError if they are damaged or of another version, RunExistsError, OSError; ConfigError if the ranks see
     different directories.
     """
     directory, is_begun = request.directory, False
@@ -178,11 +176,7 @@ def compare(run: Place, recorded: TrainConfig, asked: TrainConfig, allowed: Coll
 
 
 def refuse_code_of_files(
-    asked: Mapping[str, str],
-    recorded: Mapping[str, str],
-    origins: Mapping[str, str],
-    trusted: Collection[str],
-    cure: str = NAME_IT,
+    asked: Texts, recorded: Texts, origins: Texts, trusted: Collection[str], cure: str = NAME_IT
 ) -> None:
     """Raise ConfigError for code that a file of settings names, which may come from someone else, and nobody trusted.
 

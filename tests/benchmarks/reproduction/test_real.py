@@ -143,6 +143,7 @@ def test_further_seeds_are_made_of_what_three_leave_undecided_alone(made):
     assert [run.key for run in further.runs(results)] == before  # the choice is that of the first three
 
 
+@pytest.mark.wide
 def test_the_page_says_what_to_choose_by_the_intervals(made):
     best = made(lambda name, seed: 0.6 if name in ("icons sogclr", "icons v1") else 0.5)
     page = " ".join(to_markdown(best).split())

@@ -7,7 +7,7 @@ from PIL import Image
 
 from thermopile.pipeline.opening import Dataset
 
-from support.cli import assert_one_line, cli, succeed
+from support.cli import answer, assert_one_line, cli, succeed
 from support.pictures import as_bytes, draw
 from support.tars import write_members
 
@@ -51,6 +51,20 @@ def test_parts_of_tars_add_their_accounts(tmp_path):
     done = succeed(*convert, "--finish")
     assert "not used: 3 × members that end in .json, such as" in done.stdout
     assert Dataset(tmp_path / "out").n == 3
+
+
+def test_samples_without_a_class_are_counted_where_others_have_one(tmp_path):
+    members = [(f"{number}.png", as_bytes(draw(number), "PNG")) for number in range(5)]
+    write_members(tmp_path / "some.tar", members[0], ("0.cls", b"ant"), *members[1:3], ("2.cls", b" \n"))
+    write_members(tmp_path / "none.tar", *members[3:])
+    convert = ("convert", "webdataset", tmp_path / "some.tar", tmp_path / "out")
+    assert "  samples without a class: 2\n" in succeed(*convert, "--dry-run").stdout
+    for part in ("1/2", "2/2"):
+        succeed(*convert, "--part", part)
+    (whole,) = answer(*convert, "--finish")["datasets"]
+    (again,) = answer(*convert, "--resume")["datasets"]
+    assert (whole["without_class"], again["without_class"]) == (2, None)
+    assert "without a class" not in succeed("convert", "webdataset", tmp_path / "none.tar", tmp_path / "none").stdout
 
 
 def test_as_json_the_summary_of_every_dataset_is_one_document_on_stdout(tmp_path):

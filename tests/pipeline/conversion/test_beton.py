@@ -1,16 +1,12 @@
 """FFCV's file format, written by one process, and the records of its rows."""
 
-import importlib
 import subprocess
-import sys
 
 import numba.typed
 import numpy as np
 import pytest
 import torch
 
-from thermopile.pipeline import conversion
-from thermopile.pipeline.conversion import beton
 from thermopile.pipeline.conversion.beton import BetonRow, write_beton
 from thermopile.pipeline.conversion.images import to_stored
 from thermopile.pipeline.dataset.index import ImagePolicy
@@ -26,12 +22,22 @@ def rows_of(count, tokens=True):
         yield BetonRow(jpeg, height, width, np.arange(i, i + 6, dtype=np.int32)[None] if tokens else None, 1000 - i)
 
 
-def ffcv_loader(path, batch_size, **pipelines):
+@pytest.fixture
+def ffcv_loader(monkeypatch):
+    """FFCV's own loader, in order. Its import sets torch and numba to one thread, and compiles constants."""
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(numba.typed, "Dict", dict)
+        from thermopile.benchmarks.ffcv_types import leave_shared_types
+    torch.set_num_threads(threads[0])
+    numba.set_num_threads(threads[1])
+    leave_shared_types()
+    return open_ffcv
+
+
+def open_ffcv(path, batch_size, **pipelines):
     from ffcv.loader import Loader, OrderOption
 
-    from thermopile.benchmarks.ffcv_types import leave_shared_types  # imports ffcv, which beton has made cheap
-
-    leave_shared_types()
     pipelines["source_index"] = None
     return Loader(str(path), batch_size, num_workers=1, order=OrderOption.SEQUENTIAL, pipelines=pipelines)
 
@@ -48,20 +54,7 @@ def test_a_shard_s_records_lead_to_what_was_written(tmp_path):
     assert (records["width"] == 32).all()
 
 
-@pytest.mark.wide  # imports ffcv once more
-def test_opencv_is_not_needed(tmp_path):
-    code = (
-        "import sys; sys.modules['cv2'] = None\n"
-        "from pathlib import Path\n"
-        "from thermopile.pipeline.conversion.beton import BetonRow, write_beton\n"
-        "rows = [BetonRow(b'jpeg', 8, 8, None, 0)]\n"
-        f"assert len(write_beton(Path({str(tmp_path / 'a.beton')!r}), rows, max_rows=1, context_length=None)) == 1\n"
-        "assert 'cv2' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path):
+def test_fewer_rows_than_announced_make_a_whole_shard(tmp_path, ffcv_loader):
     assert len(write_beton(tmp_path / "a.beton", rows_of(5), max_rows=50, context_length=6)) == 5
     assert len(ffcv_loader(tmp_path / "a.beton", 5, image=None, tokens=None).indices) == 5
 
@@ -73,7 +66,7 @@ def test_rows_larger_than_a_page_together_are_spread_over_pages(tmp_path):
     assert [data[record["jpeg_at"] :][: record["jpeg_bytes"]] for record in records] == [row.jpeg for row in large]
 
 
-def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_path):
+def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_path, ffcv_loader):
     tokens = [np.arange(6 * captions, dtype=np.int32).reshape(-1, 6) + 100 * captions for captions in (1, 3, 2)]
     # The second sample's JPEG and first caption end 24 bytes before the page does: one caption fits there, not two.
     sizes = [(1 << 20) - 24, (1 << 20) - 48, 700]
@@ -84,14 +77,14 @@ def test_captions_of_a_sample_follow_each_other_also_at_the_end_of_a_page(tmp_pa
     for row, record in enumerate(records):
         assert data[record["tokens_at"] :][: tokens[row].nbytes] == tokens[row].tobytes()
     assert records["jpeg_at"][1] == records["jpeg_at"][0] + (1 << 21), "the second sample begins another page"
-    from ffcv.fields.decoders import NDArrayDecoder  # after beton, which makes importing ffcv cheap
+    from ffcv.fields.decoders import NDArrayDecoder
 
     loader = ffcv_loader(path, 3, image=None, tokens=[NDArrayDecoder()])
     ((read,),) = list(loader)
     np.testing.assert_array_equal(read, [of_row[:1] for of_row in tokens])
 
 
-def test_ffcv_itself_reads_the_shard(tmp_path):
+def test_ffcv_itself_reads_the_shard(tmp_path, ffcv_loader):
     write_beton(tmp_path / "a.beton", rows_of(8, tokens=False), max_rows=8, context_length=None)
     from ffcv.fields.rgb_image import SimpleRGBImageDecoder
 
@@ -104,29 +97,3 @@ def test_ffcv_itself_reads_the_shard(tmp_path):
 @pytest.mark.wide  # in a process of its own: in one where the type was changed before, nothing fails
 def test_after_ffcv_s_own_loader_a_new_caller_of_what_was_compiled_before_is_compiled(tmp_path):
     subprocess.run(program("calling_after_ffcv", tmp_path), check=True, timeout=120)
-
-
-def test_importing_ffcv_leaves_torch_its_threads_and_compiles_no_dict(monkeypatch):
-    for name in [*sys.modules]:
-        if name.partition(".")[0] == "ffcv" or name == beton.__name__:
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(conversion, "beton")  # put back afterwards
-    threads, typed_dict = torch.get_num_threads(), numba.typed.Dict
-    torch.set_num_threads(threads + 1)
-    try:
-        importlib.import_module(beton.__name__)
-        assert torch.get_num_threads() == threads + 1
-        assert sys.modules["ffcv.fields.rgb_image"].IMAGE_MODES == {"jpg": 0, "raw": 1}
-        assert type(sys.modules["ffcv.fields.rgb_image"].IMAGE_MODES) is dict
-        assert numba.typed.Dict is typed_dict
-    finally:
-        torch.set_num_threads(threads)
-
-
-def test_a_row_that_fails_leaves_no_shared_memory(tmp_path):
-    def rows():
-        yield from rows_of(3)
-        raise RuntimeError("the source broke")
-
-    with pytest.raises(RuntimeError, match="the source broke"):
-        write_beton(tmp_path / "a.beton", rows(), max_rows=9, context_length=6)

@@ -80,7 +80,7 @@ def first(converted, tmp_path):
 
 def test_the_words_of_a_record_are_those_of_its_checksums():
     offsets = {name: RECORD.fields[name][1] // 8 for name in ("jpeg_checksum", "tokens_checksum")}
-    assert tuple(offsets.values()) == (content._JPEG, content._TOKENS)
+    assert tuple(offsets.values()) == (content.JPEG, content.TOKENS)
     assert RECORD.itemsize == 64
 
 
@@ -139,6 +139,21 @@ def test_pictures_without_captions_share_none_and_silence_means_no_repetition(pi
     assert found == Content(**EXPECTED | {"sharing_captions": 0, "with_caption": 0, "caption_sample": 0})
     (pictures / "few.csv").write_text("filepath\n1.png\n2.png\n")
     assert len(run("csv", pictures / "few.csv", tmp_path / "few", "--caption", "").stdout.splitlines()) == 2
+
+
+def test_samples_of_the_test_set_that_the_training_set_has_too_are_counted(pictures, tmp_path, monkeypatch):
+    many_shards(monkeypatch, rows=10)
+    words = "--context-length", 64, "--workers", 1
+    said = run("csv", pictures / "all.csv", tmp_path / "out", "--holdout", 18, *words).stdout
+    train, test = Dataset(tmp_path / "out"), Dataset(tmp_path / "out-test")
+    in_train = [{*map(train.jpeg, range(train.n))}, {*train.column("caption").to_pylist()}]
+    of_test = [map(test.jpeg, range(test.n)), test.column("caption").to_pylist()]
+    copied, told = (sum(each in there for each in own) for own, there in zip(of_test, in_train, strict=True))
+    assert min(copied, told, train.shards - 1) > 0, "nothing would be counted"
+    have = f"{copied} have the picture and {told} have the captions of a training sample"
+    assert f"  of 18 samples in out-test, {have}\n" in said
+    (pictures / "unlike.csv").write_text("filepath,title\n" + "".join(f"{i}.png,number {i}\n" for i in range(20)))
+    assert "of a training sample" not in run("csv", pictures / "unlike.csv", tmp_path / "un", "--holdout", 9).stdout
 
 
 @pytest.mark.parametrize("damaged", [lambda data: data[:-64], lambda data: data[:-3], lambda data: b""])

@@ -182,6 +182,16 @@ def test_a_test_set_is_encoded_with_the_tokenizer_of_its_training_set(tmp_path, 
     assert info.truncated > 0
 
 
+@pytest.mark.wide
+def test_a_script_whose_calls_have_no_guard_is_told_to_write_one(tmp_path, picture_folder):
+    script = tmp_path / "script.py"
+    script.write_text(f"import thermopile\nthermopile.convert({str(picture_folder)!r}, {str(tmp_path / 'out')!r})\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].endswith("there it must stand below `if __name__ == '__main__':`")
+    script.write_text(script.read_text().replace("\nthermo", "\nif __name__ == '__main__': thermo"))
+    subprocess.run([sys.executable, script], capture_output=True, check=True)
+
+
 def test_a_worker_that_is_killed_ends_the_conversion_and_what_was_done_is_kept(tmp_path, picture_folder, monkeypatch):
     def kill_the_worker(counts):
         for process in multiprocessing.active_children():

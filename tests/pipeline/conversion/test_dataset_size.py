@@ -252,4 +252,4 @@ def test_of_tars_little_more_is_read_than_the_samples_taken(tmp_path, monkeypatc
 def test_what_parquet_keeps_in_memory_is_not_kept_by_an_estimate(tmp_path):
     source = parquet(tmp_path, icon, 300)
     assert estimate_of(source)
-    assert not source._row_groups._kept
+    assert not source._kept

@@ -35,7 +35,7 @@ from support.tars import write_members
 
 GOLDEN = Path(__file__).parents[2] / "data" / "conversions.json"
 POOL = "thermopile.tools.convert.processes"
-MOMENTS = 10
+MOMENTS = [pytest.param(each, marks=pytest.mark.wide if each < 3 else pytest.mark.soak) for each in range(10)]
 """Interruptions of each case at random samples."""
 
 
@@ -322,8 +322,7 @@ def test_a_source_gives_the_golden_dataset_however_it_is_converted(name, way, co
     is_golden(name, converted, out)
 
 
-@pytest.mark.wide
-@pytest.mark.parametrize("moment", range(MOMENTS))
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_same_whenever_it_is_interrupted(name, moment, converted, out, monkeypatch):
     interrupt(converted, CASES[name], out, monkeypatch, 100 + moment)

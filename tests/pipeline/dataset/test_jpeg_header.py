@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from thermopile.pipeline.dataset.jpeg_header import size_in_header
+from thermopile.pipeline.dataset.stored_sample import size_in_header
 
 from support.pictures import draw
 

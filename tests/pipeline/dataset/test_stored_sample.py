@@ -5,9 +5,9 @@ from io import BytesIO
 import numpy as np
 import pytest
 
-from thermopile.pipeline.dataset.raw_bytes import Descriptor
 from thermopile.pipeline.dataset.row_records import RECORD
 from thermopile.pipeline.dataset.stored_sample import CHANGED, SOUND, TOKENS_CHANGED, Located, checksum, read_samples
+from thermopile.storage.files import RegularFile
 
 from support.pictures import draw
 
@@ -29,7 +29,7 @@ def fault(tmp_path, stored, jpeg):
                         "jpeg_checksum": checksum(np.frombuffer(jpeg, np.uint8).copy()),
                         "tokens_checksum": checksum(TOKENS.view(np.uint8))}.items():  # fmt: skip
         records[name] = value
-    opened = Descriptor(file)
+    opened = RegularFile(file)
     located = Located.of(records, file=opened.number, vocab_size=12, context_length=6)
     _, found = read_samples(located, 0, 1, np.array([len(jpeg)]), np.empty(len(jpeg), np.uint8))
     return found

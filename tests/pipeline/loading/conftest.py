@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline import sources
-from thermopile.pipeline.order.order import Order, Selected
+from thermopile.pipeline.order.order import Order, Served
 from thermopile.pipeline.sources.folder import FolderSource
 
 from support.conversions import dataset_of
@@ -54,7 +54,7 @@ def open_one():
     ):
         order = Order.create(dataset.n, batch_size, seed)
         if selection is not None:
-            order = Selected(order, selection, dataset.n)
+            order = Served(order, selection, dataset.n)
         loader = loader_of(kind)(dataset, order, recipe=recipe, image_size=image_size, views=views, **options)
         opened.append(loader)
         return loader

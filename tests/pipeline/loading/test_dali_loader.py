@@ -137,7 +137,7 @@ def test_a_new_epoch_ends_the_one_before_instead_of_mixing_them(open_dali, image
     next(old)
     new = loader.epoch(1)
     assert next(new).sample_ids.tolist() == loader.order.batch_ids(1, 0).tolist()
-    with pytest.raises(RuntimeError, match="epoch 0 was ended by another one"):
+    with pytest.raises(RuntimeError, match="epoch 0 was ended by another"):
         next(old)
     assert next(new).sample_ids.tolist() == loader.order.batch_ids(1, 1).tolist()
 

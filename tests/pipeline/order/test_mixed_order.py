@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from thermopile.pipeline.order.mixed_order import MixedOrder
-from thermopile.pipeline.order.order import Order, Pieces
+from thermopile.pipeline.order.order import Order, Served
 
 FULL = MixedOrder.of(Order.create(4_900, 1_024, seed=3), [3_400, 900, 600], [5, 2, 1])
 WINDOWED = MixedOrder.of(Order.create(40_000, 1_024, 3, 8, 20, 6), [26_000, 11_000, 3_000], [5, 2, 1])
@@ -55,7 +55,7 @@ def test_parts_of_equal_length_do_not_pair_up_their_samples():
 def test_views_are_drawn_by_the_step_because_a_part_may_meet_a_sample_twice_in_an_epoch(order):
     drawn = [order.draw(*place) for place in steps(order, 3)]
     assert len(set(drawn)) == len(drawn)
-    pieces = Pieces(order, 4)
+    pieces = Served(order, None, order.samples, pieces=4)
     assert [pieces.draw(1, step) for step in (0, 3, 4)] == [order.draw(1, 0), order.draw(1, 0), order.draw(1, 1)]
 
 

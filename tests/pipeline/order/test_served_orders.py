@@ -2,13 +2,14 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thermopile.pipeline.order.order import Order, Pieces, Selected
+from thermopile.pipeline.order.order import Order, Served
 from thermopile.storage.selection import IDS, WITHOUT, Selection, SelectionWriter
 
 from support.orders import ORDERS, SOME
@@ -22,7 +23,7 @@ def selected(tmp_path):
     with SelectionWriter(tmp_path / "selection", samples=3_005) as writer:
         writer.add(IDS, [np.arange(5, 3_005, 3)])
         writer.finish()
-    return Selected(ORDER, Selection(tmp_path / "selection"), 3_005)
+    return Served(ORDER, Selection(tmp_path / "selection"), 3_005)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 2)])
@@ -34,7 +35,7 @@ def test_an_order_of_selected_samples_gives_the_ids_at_the_positions_of_its_orde
 
 @pytest.mark.parametrize(("rank", "world"), [(0, 1), (1, 2)])
 def test_pieces_of_a_batch_joined_are_the_batch(rank, world):
-    pieces = Pieces(ORDER, 4)
+    pieces = Served(ORDER, None, 1_000, pieces=4)
     assert (pieces.samples, pieces.seed, pieces.batch_size) == (1_000, 3, 32)
     assert pieces.steps_per_epoch == 4 * ORDER.steps_per_epoch
     parts = [pieces.batch_ids(2, step, rank, world) for step in range(20, 24)]
@@ -52,7 +53,7 @@ def with_holes(tmp_path):
         writer.add(IDS, [np.arange(5, 3_005, 3)])
         writer.add(WITHOUT, [np.sort(HOLES)])
         writer.finish()
-    return Selected(ORDER, Selection(tmp_path / "selection"), 3_005)
+    return Served(ORDER, Selection(tmp_path / "selection"), 3_005)
 
 
 def test_holes_keep_their_places_and_are_not_served(with_holes):
@@ -67,7 +68,7 @@ def test_shares_and_pieces_are_cut_before_holes_are_dropped(with_holes):
     np.testing.assert_array_equal(np.concatenate(ranks), with_holes.batch_ids(1, 2))
     assert with_holes.shares(1, 2, world=4) == tuple(map(len, ranks))
     assert len({*map(len, ranks)}) > 1
-    places, pieces = ORDER.batch_ids(1, 2, rank=1, world=2), Pieces(with_holes, 4)
+    places, pieces = ORDER.batch_ids(1, 2, rank=1, world=2), replace(with_holes, pieces=4)
     for piece in range(4):
         of_piece = places[piece * 16 : (piece + 1) * 16]
         present = of_piece[~np.isin(of_piece, HOLES)]

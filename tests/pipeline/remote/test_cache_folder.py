@@ -3,7 +3,7 @@
 import pytest
 
 from thermopile.pipeline.remote.fetching import write
-from thermopile.pipeline.remote.files import cache_root
+from thermopile.pipeline.remote.samples import cache_root
 
 
 def test_the_usual_place_is_the_users_cache(monkeypatch):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from thermopile.benchmarks.scale import FolderStore
 from thermopile.pipeline.opening import Dataset
-from thermopile.pipeline.order.order import Order, Selected
+from thermopile.pipeline.order.order import Order, Served
 from thermopile.pipeline.remote.samples import ABSENT, COMING, Contents
 from thermopile.pipeline.remote.schedule import Blocks
 from thermopile.storage.bucket import Address
@@ -53,7 +53,7 @@ def read(dataset, ids):
 
 
 def assert_within_the_limit(dataset):
-    samples = dataset.files.samples
+    samples = dataset.files
     with samples.lock:
         files = {path.name: path.stat().st_size for path in (dataset.files.cache / "blocks").iterdir()}
         assert {*files} == {str(contents.file) for contents in samples._contents.values()}
@@ -109,8 +109,8 @@ def test_random_reads_of_threads_beside_the_read_ahead_are_those_of_a_dict(store
             if thread.name.startswith("thermopile-read-ahead"):
                 thread.join(60)
         assert_within_the_limit(dataset)
-        with dataset.files.samples.lock:
-            room = dataset.files.samples.room
+        with dataset.files.lock:
+            room = dataset.files.room
             room.limit = 0
             room._make_room(0, later_than=-1 << 62)
         assert list((dataset.files.cache / "blocks").iterdir()) == []
@@ -140,7 +140,7 @@ def test_an_answer_that_comes_after_its_block_was_evicted_makes_no_file(store, t
     with FolderStore(store[0], 0).in_place():
         dataset = Dataset(Address("bucket", "placed"))
         dataset.jpeg(0)
-        samples = dataset.files.samples
+        samples = dataset.files
         (claimed,) = samples._claim(samples._in_blocks(np.array([1])))
         (job, *_), _ = samples._sample_jobs([claimed])
         with samples.lock:
@@ -156,7 +156,7 @@ def test_samples_outside_a_selection_are_in_blocks_of_their_own(tmp_path):
     with SelectionWriter(tmp_path / "selection", 100) as writer:
         writer.add(IDS, [np.arange(0, 100, 2)])
         writer.finish()
-    blocks = Blocks.of(Selected(Order.create(50, 16, 0, 1, 3), Selection(tmp_path / "selection"), 100))
+    blocks = Blocks.of(Served(Order.create(50, 16, 0, 1, 3), Selection(tmp_path / "selection"), 100))
     found = blocks.of_ids(np.arange(100))
     assert {block: np.flatnonzero(found == block).tolist() for block in range(3)} == {
         block: blocks.ids(block).tolist() for block in range(3)

@@ -69,7 +69,7 @@ def held_in_a_pause(samples, ids, pause):
 @contextmanager
 def expecting(dataset, order, limit):
     with dataset.files.expect(windows_from(0, order, 1), order, limit):
-        yield dataset.files.samples
+        yield dataset.files
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def exact(address, local):
     probe = Dataset(address)
     for shard in range(local.shards):
         probe.files.bring_records(shard)
-    samples = probe.files.samples
+    samples = probe.files
 
     def sizes(order):
         starts = range(0, order.samples, order.block_rows)
@@ -104,7 +104,7 @@ def test_the_read_ahead_keeps_nothing_in_use_while_a_caller_waits_for_room(addre
     records, blocks = exact(order)
     with expecting(Dataset(address), order, records + sum(blocks)) as samples:
         pause.wait_for(lots=2)
-        samples.bring_records(np.arange(local.n))
+        samples.bring_records_of(np.arange(local.n))
         samples.room.take(None, samples.room.limit - samples.room.bytes)
         absent = set(range(len(blocks))).difference(*pause.lots)
         ids = [block * order.block_rows for block in (pause.lots[0][0], pause.lots[1][0], max(absent))]
@@ -145,7 +145,7 @@ def test_the_read_ahead_waits_for_room_that_a_caller_has_until_the_end(address, 
 
 
 def test_an_error_of_the_dataset_that_ended_the_reading_ahead_is_raised_as_such(address):
-    samples = Dataset(address).files.samples
+    samples = Dataset(address).files
     samples.failure = CacheTooSmallError("data.cache is too small")
     with pytest.raises(CacheTooSmallError, match=r"^data\.cache is too small$"):
         samples.hold(np.array([0]))

@@ -107,7 +107,7 @@ def test_a_listing_without_end_is_refused(address, monkeypatch):
     endless = (read.append(number) or (f"object-{number:07}", 1, "") for number in range(1_000_000))
     monkeypatch.setattr(Address, "listing", lambda self: endless)
     with pytest.raises(
-        DatasetError, match=r"s3://bucket/noise/shards holds more than 10,000 objects that are no files"
+        DatasetError, match=r"s3://bucket/noise/shards holds more than 10,000 objects besides the dataset"
     ):
         Dataset(address)
     assert len(read) < 20_000

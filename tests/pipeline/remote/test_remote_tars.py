@@ -76,7 +76,7 @@ def test_small_windows_give_the_conversion_s_pixels_and_free_all_that_they_fetch
     limit, peaks = int(dataset.files.beton_bytes().sum()) * 3 // 4, []
     assert_same(dataset, converted, order, limit, epochs=3, after=lambda step: peaks.append(cached_bytes(dataset)))
     assert limit // 4 < max(peaks) <= limit
-    samples = dataset.files.samples
+    samples = dataset.files
     with samples.lock:
         samples.room.limit = 0
         samples.room._make_room(0, later_than=-1 << 62)
@@ -125,7 +125,7 @@ def test_one_request_fetches_neighbours_in_a_tar_and_keeps_only_what_was_asked_f
         after = gateway.stats()
     assert after["requests"] - before["requests"] == len(of_tars[0])
     assert after["bytes"] - before["bytes"] < 1.1 * sum(tar.stat().st_size for tar in of_tars[0])
-    assert cached_bytes(dataset) == dataset.files.samples.size_of(ids)
+    assert cached_bytes(dataset) == dataset.files.size_of(ids)
 
 
 def test_a_check_keeps_its_shard_whole_while_its_pictures_come_and_go(places, monkeypatch):

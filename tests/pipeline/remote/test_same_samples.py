@@ -6,7 +6,7 @@ import pytest
 from thermopile.benchmarks.object_server import uploaded
 from thermopile.pipeline.opening import Dataset, Mixture
 from thermopile.pipeline.order.mixed_order import MixedOrder
-from thermopile.pipeline.order.order import Order, Selected
+from thermopile.pipeline.order.order import Order, Served
 from thermopile.storage.bucket import Address
 from thermopile.storage.selection import IDS, WITHOUT, Selection, SelectionWriter
 from thermopile.trainer.config import DataConfig
@@ -51,7 +51,7 @@ def orders(tmp_path):
             if len(without):
                 writer.add(WITHOUT, [without])
             writer.finish()
-        return Selected(order, Selection(tmp_path / name), 600)
+        return Served(order, Selection(tmp_path / name), 600)
 
     return {
         "windows": WINDOWED,
@@ -63,7 +63,7 @@ def orders(tmp_path):
 
 def batches(dataset, order, *, limit=None, done=0):
     """Return all batches from a step on, as bytes, and the most bytes on disk."""
-    positions, found, most = order.order if isinstance(order, Selected) else order, [], 0
+    positions, found, most = order.order if isinstance(order, Served) else order, [], 0
     steps = order.steps_per_epoch
     windows = windows_from(done, positions, EPOCHS)
     with loader_over(dataset, order) as loader, dataset.files.expect(windows, order, limit or 0):

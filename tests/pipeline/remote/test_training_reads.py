@@ -9,7 +9,7 @@ import pytest
 
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.opening import Dataset
-from thermopile.pipeline.order.order import Order, Selected
+from thermopile.pipeline.order.order import Order, Served
 from thermopile.pipeline.remote.room import CacheTooSmallError
 from thermopile.storage import bucket
 from thermopile.storage.bucket_errors import ObjectStoreError
@@ -46,7 +46,7 @@ def test_a_full_shuffle_begins_at_once_and_fetches_each_byte_once_in_all_epochs(
         dataset, order = Dataset(address), Order.create(local.n, 64)
         before, first = gateway.stats()["bytes"], []
         assert_same(dataset, local, order, 1 << 30, epochs=2,
-                    after=lambda step: step == 1 and first.append(dataset.files.samples.room.bytes))  # fmt: skip
+                    after=lambda step: step == 1 and first.append(dataset.files.room.bytes))  # fmt: skip
         assert gateway.stats()["bytes"] - before <= 1.05 * sample_bytes
     assert dataset.files.seconds_waited() > 0
 
@@ -63,7 +63,7 @@ def selected(local, tmp_path):
                 writer.add(WITHOUT, [without])
             writer.finish()
         order = Order.for_memory(rows, len(chosen), 64)
-        return Selected(order, Selection(tmp_path / "selection"), local.n)
+        return Served(order, Selection(tmp_path / "selection"), local.n)
 
     return select
 

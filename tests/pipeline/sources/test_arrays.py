@@ -93,6 +93,14 @@ def test_arrays_of_an_npz_can_be_named_and_the_others_are_counted(opened):
     assert [test[place].group for place in range(2)] == ["5", "10"]
 
 
+@pytest.mark.parametrize("files", [PAIRS["npy"], PAIRS["idx"][:1]])
+@pytest.mark.parametrize("options", [{"image": "photos"}, {"group": "kind"}, {"group": None}])
+def test_names_of_arrays_are_refused_where_no_file_has_any(opened, files, options):
+    with pytest.raises(SourceError, match=r"--image and --group name arrays of an \.npz, which .*a is not"):
+        opened(*files, **options)
+    assert opened(npz(photos=COLOURED), npy(LABELS), image="photos").groups().names == ("0", "1", "2", "5", "10")
+
+
 def test_a_worker_holds_the_pictures_of_its_shard_alone(opened):
     pixels = np.random.default_rng(1).integers(0, 256, (200, 32, 32, 3), np.uint8)
     source = opened(npy(pixels), npy(np.arange(200)))

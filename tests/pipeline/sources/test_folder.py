@@ -1,5 +1,6 @@
 """A folder of pictures as a source."""
 
+import csv
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from thermopile.pipeline.errors import BadSampleError, SourceError
 from thermopile.pipeline.sources import folder
 from thermopile.pipeline.sources.folder import FolderSource
+from thermopile.pipeline.sources.listing import MAX_CAPTION_BYTES
 
 
 def touch(path, data=b"x"):
@@ -220,7 +222,6 @@ def test_every_row_and_column_of_metadata_is_used_or_counted(tmp_path):
     [
         ("1.jpg,red, blue\n", "the row of '1.jpg' has more columns than the first line; quote texts with commas"),
         ('1.jpg,"a dog\n2.jpg,a cat\n', "cannot be read: Error: unexpected end of data"),
-        (f"1.jpg,{'x' * 200_000}\n", "cannot be read: Error: field larger than field limit"),
     ],
 )
 def test_rows_of_metadata_that_csv_cannot_hold_are_refused(tmp_path, rows, said):
@@ -228,6 +229,32 @@ def test_rows_of_metadata_that_csv_cannot_hold_are_refused(tmp_path, rows, said)
     touch(tmp_path / "metadata.csv", f"file_name,text\n{rows}".encode())
     with pytest.raises(SourceError, match=rf"metadata\.csv:? {said}"):
         FolderSource(tmp_path, caption="metadata")
+
+
+@pytest.mark.parametrize(
+    ("columns", "twice"), [("file_name,text,text", "text"), ("file_name,file_name,text", "file_name")]
+)
+def test_metadata_with_two_columns_of_a_name_that_is_read_is_refused(tmp_path, columns, twice):
+    touch(tmp_path / "1.jpg")
+    touch(tmp_path / "metadata.csv", f"{columns}\n1.jpg,a dog,a cat\n".encode())
+    with pytest.raises(SourceError, match=f"more than one column '{twice}'; rename or remove one"):
+        FolderSource(tmp_path, caption="metadata")
+    touch(tmp_path / "metadata.csv", b"file_name,text,,\n1.jpg,a dog,,\n")
+    assert FolderSource(tmp_path, caption="metadata")[0].caption == "a dog"
+
+
+def test_a_long_caption_of_metadata_costs_no_other_sample(tmp_path):
+    """Python's csv reader refuses texts above 131,072 characters, unless a limit for the process says otherwise."""
+    limit = csv.field_size_limit()
+    for number, length in enumerate((5, 200_000, MAX_CAPTION_BYTES + 1)):
+        touch(tmp_path / f"{number}.jpg")
+        with (tmp_path / "metadata.csv").open("a") as file:
+            file.write("file_name,text\n" * (number == 0) + f"{number}.jpg,{'x' * length}\n")
+    source = FolderSource(tmp_path, caption="metadata")
+    assert [len(source[number].caption) for number in range(2)] == [5, 200_000]
+    with pytest.raises(BadSampleError, match="1,048,577 bytes, above 1,048,576"):
+        source[2]
+    assert csv.field_size_limit() == limit
 
 
 def test_a_caption_of_metadata_that_is_no_text_is_refused_with_its_picture(tmp_path):

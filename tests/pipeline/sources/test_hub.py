@@ -8,8 +8,7 @@ import pytest
 
 from thermopile.pipeline.errors import SourceError
 from thermopile.pipeline.opening import Dataset
-from thermopile.pipeline.sources.hub import fetched
-from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.parquet import ParquetSource, fetched
 from thermopile.storage.local import LocalPath
 from thermopile.tools.convert_sources import kind_named
 

@@ -61,6 +61,7 @@ def test_splits_are_chosen_by_name_and_those_left_out_are_counted(listed):
     assert str(listed().unused) == "; 1 × pictures of other splits, such as val: --split train,restval,val"
     assert not listed(test_split="test,val").unused
     assert not listed(test=True).unused
+    assert paths(listed(PICTURES[:2])) == ["val2014/a.jpg"]  # without restval, as in Flickr30k's list
 
 
 def test_the_description_names_file_root_and_split_and_changes_with_the_file(listed, tmp_path):
@@ -74,6 +75,8 @@ def test_the_description_names_file_root_and_split_and_changes_with_the_file(lis
 def test_an_unknown_split_is_answered_with_the_splits_there_are(listed):
     with pytest.raises(SourceError, match=r"no picture of tain; name one of train, test, val, restval with --split$"):
         listed(split="tain")
+    with pytest.raises(SourceError, match=r"no picture of  restval; name one of"):
+        listed(split="train, restval")
     with pytest.raises(SourceError, match=r"no picture of x; name one of test, val with --test-split$"):
         listed(test=True, test_split="x")
 

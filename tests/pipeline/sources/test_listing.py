@@ -14,7 +14,7 @@ from thermopile.pipeline import sources
 from thermopile.pipeline.errors import BadSampleError
 from thermopile.pipeline.sources.listing import (
     MAX_CAPTION_BYTES,
-    caption_text,
+    caption_texts,
     estimated_bytes,
     groups_by_name,
     listing_digest,
@@ -62,15 +62,14 @@ def test_memory_for_classes_does_not_grow_with_the_length_of_their_names():
 
 
 def test_a_caption_is_text_without_the_white_space_around_it():
-    assert caption_text("\ufeffa café\n".encode()) == "a café"
-    assert caption_text(" two\nlines ") == "two\nlines"
+    assert caption_texts(["\ufeffa café\n".encode(), " two\nlines "]) == ("a café", "two\nlines")
 
 
 def test_the_reason_says_why_a_caption_is_refused():
     for raw, reason in ((None, "no caption"), (b" \n", "no caption"), (b"caf\xe9", "UTF-8"), ("half \ud800", "UTF-8"),
                         ("x" * (MAX_CAPTION_BYTES + 1), "above 1,048,576")):  # fmt: skip
         with pytest.raises(BadSampleError, match=reason):
-            caption_text(raw)
+            caption_texts([raw])
 
 
 @given(st.lists(st.binary()), st.lists(st.binary()))

@@ -79,7 +79,7 @@ def test_a_sample_of_another_type_is_refused_with_its_index_and_what_it_should_b
         ({"caption": ""}, "no caption"),
         ({"caption": " \n", "further_captions": ("\t",)}, "no caption"),
         ({"caption": "\ud800"}, "not UTF-8"),
-        ({"caption": "x" * 2_000_000}, "a caption of 2,000,000 bytes"),
+        ({"caption": "x" * 2_000_000}, "a caption or class of 2,000,000 bytes"),
         ({"caption": "x", "further_captions": ("y",) * 64}, "65 captions"),
     ],
 )

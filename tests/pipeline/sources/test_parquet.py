@@ -115,7 +115,7 @@ def test_class_names_that_are_none_are_passed_over(write, names):
         (pa.array([1.0, None, float("nan"), 0.0]), ["1", None, None, "0"]),  # as pandas writes integers with gaps
         (pa.array([True, False, None, True]), ["True", "False", None, "True"]),
         (pa.array([Decimal(2), None, Decimal("2.5"), Decimal(1)], pa.decimal128(9, 1)), ["2", None, None, "1"]),
-        (pa.array([["a"], [], None, ["a", "b"]]), ["a", None, None, None]),
+        (pa.array([["a"], [], None, ["b"]]), ["a", None, None, "b"]),
         (pa.array(["a", "", None, "b"], pa.string_view()), ["a", None, None, "b"]),
     ],
 )
@@ -124,6 +124,12 @@ def test_classes_are_numbers_or_texts_of_any_kind(write, labels, classes):
     assert [source[i].group for i in range(4)] == classes
     groups = source.groups()
     assert [groups.names[number] or None for number in groups.of_sample] == classes
+
+
+def test_a_column_of_measurements_is_told_to_have_no_class(write):
+    source = ParquetSource([write(image=images(1, 2), label=[0.5, 1.5])])
+    assert [source.groups(), source.groups(), source[0].group] == [None] * 3
+    assert str(source.unused) == "; 1 × columns of classes without any class, such as label"
 
 
 def test_names_of_classes_that_differ_between_files_are_those_of_each_file(write):
@@ -252,8 +258,8 @@ def test_a_path_is_followed_where_there_are_no_bytes_and_not_out_of_the_folder(w
 def test_rows_within_a_chunk_are_read_from_the_file_once(write, monkeypatch):
     source = ParquetSource([write(image=images(*range(12)))])
     loaded = []
-    load = source._row_groups._load
-    monkeypatch.setattr(source._row_groups, "_load", lambda part, columns: loaded.append(part) or load(part, columns))
+    load = source._load
+    monkeypatch.setattr(source, "_load", lambda part: loaded.append(part) or load(part))
     for chunk in (2, 0, 1):
         for row in np.random.default_rng(0).permutation(4).tolist():
             assert source[4 * chunk + row].picture == b"pixels %d" % (4 * chunk + row)
@@ -266,7 +272,7 @@ def test_row_groups_read_long_ago_are_let_go(write, monkeypatch):
     source = ParquetSource([write(rows=1, image=big)])
     for index in range(8):
         assert len(source[index].picture) == 600
-        assert len(source._row_groups._kept) <= 3
+        assert len(source._kept) <= 3
     assert len(pickle.dumps(source)) < 2000
 
 
@@ -281,8 +287,8 @@ def test_a_row_group_of_few_bytes_that_unpacks_to_many_is_given_up(write, monkey
     monkeypatch.setattr(parquet, "MAX_ROW_GROUP_BYTES", 1_000_000)
     source = ParquetSource([write(rows=5000, image=[b"x" * 10_000] * 5000)])
     unpacked = []
-    batches = source._row_groups.batches
-    monkeypatch.setattr(source._row_groups, "batches",
+    batches = source._batches
+    monkeypatch.setattr(source, "_batches",
                         lambda *args: (unpacked.append(batch.nbytes) or batch for batch in batches(*args)))  # fmt: skip
     for index in (0, 4999):
         with pytest.raises(BadSampleError, match="unpacks to more than"):
@@ -295,7 +301,7 @@ def test_a_file_that_is_not_complete_parquet_is_refused(write, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, data in (("cut", whole[:-100]), ("text", b"hello"), ("empty", b"")):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(SourceError, match="is not a complete parquet file"):
+        with pytest.raises(SourceError, match="is no complete parquet file"):
             ParquetSource([tmp_path / name])
     for name in ("pipe", "gone"):
         with pytest.raises(SourceError, match="is not a file"):

@@ -1,9 +1,14 @@
-"""What every source promises that reads any sample on request, whatever it reads; tars are in test_webdataset.py."""
+"""What every source promises that reads any sample on request, whatever it reads; tars are in test_webdataset.py.
+
+Classes are compared between all sources, tars included.
+"""
 
 import hashlib
 import io
 import json
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +17,7 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.errors import BadSampleError
-from thermopile.pipeline.sources import NEVER, Asked
+from thermopile.pipeline.sources import NEVER, Asked, BadSample
 from thermopile.pipeline.sources.arrays import ArraysSource
 from thermopile.pipeline.sources.cifar import CifarSource
 from thermopile.pipeline.sources.csv_source import CsvSource
@@ -21,8 +26,10 @@ from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
 from thermopile.pipeline.sources.karpathy import KarpathySource
 from thermopile.pipeline.sources.parquet import ParquetSource
+from thermopile.pipeline.sources.webdataset import WebDatasetSource
 
 from support.conversions import dataset_of
+from support.tars import samples_of, write_members
 
 CLASSES = ("cat", "dog", "", "cat", "10", "dog", "9")
 """Classes of the samples; the empty name means none."""
@@ -193,3 +200,58 @@ def test_the_estimate_is_about_the_size_of_the_pictures(source, samples):
 
 def as_bytes(image):
     return image if isinstance(image, bytes) else image.tobytes()
+
+
+def test_the_sources_load_nothing_that_each_worker_process_would_pay_for_in_vain():
+    names = ("csv_source", "parquet", "webdataset", "folder", "arrays", "dataset_source", "caption_lengths")
+    imports = "; ".join(f"import thermopile.pipeline.sources.{name}" for name in names)
+    program = f"import sys; {imports}; sys.exit(str({{'torch', 'pandas', 'matplotlib', 'scipy'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "set()"
+
+
+def classes_in_tars(path, classes, suffix, option):
+    members = [member for n, each in enumerate(classes) for member in ((f"{n}.png", b"x"), (f"{n}.{suffix}", each))]
+    samples = samples_of(WebDatasetSource([write_members(path, *members)], group=option))
+    return [sample if isinstance(sample, BadSample) else sample.group for sample in samples]
+
+
+def classes_in_parquet(path, classes):
+    pq.write_table(pa.table({"image": [b"x"] * len(classes), "label": classes}), path)
+    return ParquetSource([path])
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([1.0, 0.0, -2.0, 1e15, 10.0], ["1", "0", "-2", "1000000000000000", "10"]),
+        (["1.0", "1", "1.5", "v1.0", " a "], ["1", "1", "1.5", "v1.0", "a"]),
+        ([3, -1], ["3", "-1"]),
+    ],
+)
+def test_a_class_has_one_name_in_every_source(tmp_path, values, names):
+    for number in range(len(values)):
+        (tmp_path / f"{number}.png").write_bytes(b"x")
+    rows = "".join(f"{number}.png,{value}\n" for number, value in enumerate(values))
+    for number, more in enumerate((b"", b"0.png,\xff\n")):  # which is not UTF-8
+        (tmp_path / f"{number}.csv").write_bytes(b"filepath,class\n" + rows.encode() + more)
+        listed = CsvSource(tmp_path / f"{number}.csv", caption=None, group="class")
+        assert [listed[place].group for place in range(len(values))] == names
+    table = classes_in_parquet(tmp_path / "a.parquet", values)
+    assert [table[number].group for number in range(len(values))] == names
+    assert {*table.groups().names} == {*names}
+    assert classes_in_tars(tmp_path / "0.tar", [str(each).encode() for each in values], "cls", "cls") == names
+    fields = [json.dumps({"class": value}).encode() for value in values]
+    assert classes_in_tars(tmp_path / "1.tar", fields, "json", "json:class") == names
+
+
+def test_a_list_of_one_class_is_a_class_and_a_list_of_several_is_none(tmp_path):
+    values = [["a"], ["a", "b"], []]
+    table = classes_in_parquet(tmp_path / "a.parquet", values)
+    assert [table[number].group for number in range(3)] == ["a", None, None]
+    assert table.groups().of_sample.tolist() == [1, 0, 0]
+    fields = [json.dumps({"class": value}).encode() for value in [*values, {"a": 1}, "\ud800"]]
+    *classes, of_names, half_of_a_pair = classes_in_tars(tmp_path / "0.tar", fields, "json", "json:class")
+    assert classes == ["a", None, None]
+    assert "its class is a dict, not one text or number" in of_names.reason
+    assert "the caption or class is not UTF-8" in half_of_a_pair.reason

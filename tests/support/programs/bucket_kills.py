@@ -18,8 +18,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from thermopile.state_store import StateReader, StateStore, list_snapshots
-from thermopile.state_store.history import is_there
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.history import INDEX
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.storage.bucket import SCRATCH, Address
 
 from support.programs.crashing import ExpectedState
@@ -41,7 +43,7 @@ def batch_of_step(step: int, rows: int) -> tuple[np.ndarray, dict[str, np.ndarra
 def train(rows: int) -> None:
     """Say the step of every announced snapshot, until killed."""
     made_for = {"samples": rows, "fields": FIELDS, "dataset_fingerprint": "kills"}
-    store = (StateStore.open(STATE, **made_for) if is_there(STATE)
+    store = (StateStore.open(STATE, **made_for) if STATE.holds(INDEX)
              else StateStore.create(STATE, block_rows=65_536, **made_for))  # fmt: skip
     step, snapshot, began = store.last_snapshot.step, None, 0.0
     print("ready", step, flush=True)

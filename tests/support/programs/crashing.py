@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from thermopile.pipeline.order.order import Order
-from thermopile.state_store import StateStore
-from thermopile.state_store.history import is_there
+from thermopile.state_store.history import INDEX
+from thermopile.state_store.store import StateStore
 
 ORDER = Order.create(5_000, 256, seed=1, canonical_shards=2, blocks_per_shard=10, window_blocks=2)
 SAMPLES, ROW_BYTES = ORDER.samples, 32
@@ -91,7 +91,7 @@ def run(connection, path, kind, environment=None):
     made_for["memory_budget"] = MEMORY_BUDGETS[kind]
     store = (
         StateStore.open(path, **made_for)
-        if is_there(path)
+        if path.holds(INDEX)
         else StateStore.create(path, block_rows=ORDER.block_rows, **made_for)
     )
     step, snapshot = store.last_snapshot.step, None

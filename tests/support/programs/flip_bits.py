@@ -33,7 +33,7 @@ import thermopile.pipeline.loading.ffcv_loader
 import thermopile.tools.inspection.as_json
 import thermopile.trainer.evaluation.evaluate
 import thermopile.trainer.loop  # noqa: F401 (imported so that the forks need not)
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.tools.cli import main
 
 SAMPLES = 160

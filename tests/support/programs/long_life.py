@@ -15,8 +15,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from thermopile.state_store import SnapshotError, StateReader
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import SnapshotError
+from thermopile.state_store.reader import StateReader
 from thermopile.state_store.schema import Description, Schema
 
 from support.commits import commit

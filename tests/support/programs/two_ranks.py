@@ -10,11 +10,12 @@ import numpy as np
 from torch.distributed import init_process_group, new_group
 
 from thermopile.pipeline.order.order import Order
-from thermopile.state_store import SnapshotError, StateStore
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.errors import SnapshotError
 from thermopile.state_store.ranks import TorchRanks
 from thermopile.state_store.schema import Schema
+from thermopile.state_store.store import StateStore
 
 from support import commits
 

@@ -16,10 +16,11 @@ from support.written_runs import write_run, write_state
 def warned(hostile_dataset, tmp_path):
     """What is said of a run whose first side has these temperatures; its second side's are well spread."""
 
-    def of(tau, **how):
+    def of(tau, visits=5, **how):
         spread = np.linspace(0.1, 0.5, hostile_dataset.n)
         tau = np.broadcast_to(tau, spread.shape)
-        inspection = read_run(write_run(tmp_path / "run", hostile_dataset, {"image": tau, "text": spread}, **how))
+        taus = {"image": tau, "text": spread}
+        inspection = read_run(write_run(tmp_path / "run", hostile_dataset, taus, visits=visits, **how))
         return Findings(inspection, survey(inspection)).warnings
 
     return of
@@ -35,6 +36,11 @@ def test_temperatures_at_their_floor_mean_that_rho_never_binds(warned):
         "rho = 1 seems never to bind: 61% of the image temperatures are at their floor, tau_min = 0.005"
     )
     assert "Lower rho" in said
+
+
+@pytest.mark.parametrize("tau", [0.005, 0.2, 1.0])
+def test_temperatures_that_cannot_have_settled_are_no_reason_to_change_a_setting(warned, tau):
+    assert warned(tau, visits=4) == []
 
 
 def test_a_third_at_the_floor_is_no_reason_to_warn(warned):
@@ -84,7 +90,7 @@ def test_no_cure_of_stuck_samples_is_named_that_the_run_has_taken(hostile_datase
 def test_the_terminal_the_page_and_the_json_give_the_same_advice_and_notes(hostile_dataset, tmp_path):
     n, third = hostile_dataset.n, np.arange(hostile_dataset.n) % 3 == 0
     taus = {"image": np.full(n, 0.005), "text": np.full(n, 1.0)}
-    run = write_run(tmp_path / "run", hostile_dataset, taus, visited=third)
+    run = write_run(tmp_path / "run", hostile_dataset, taus, visited=third, visits=5)
     asked = ["inspect", str(run.path), "--by", "width"]
     seen = answer(*asked)
     assert [said.split()[0] for said in seen["warnings"]] == ["Only", "rho", "100%"]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from thermopile.state_store import StateReader
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.reader import StateReader
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey

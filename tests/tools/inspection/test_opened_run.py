@@ -16,8 +16,7 @@ from icechunk import IcechunkStore
 import thermopile
 from thermopile.pipeline.errors import DatasetError
 from thermopile.pipeline.opening import Dataset
-from thermopile.state_store import SnapshotNotFoundError
-from thermopile.state_store.errors import FieldError, SampleIdError
+from thermopile.state_store.errors import FieldError, SampleIdError, SnapshotNotFoundError
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.rows_export import export_rows
 from thermopile.trainer.errors import RunError

@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from thermopile.pipeline.errors import DatasetError
-from thermopile.state_store import StateReader
 from thermopile.state_store.commit import ColumnPart
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.reader import StateReader
 from thermopile.state_store.schema import Description, Schema
 from thermopile.storage.files import writer_name
 from thermopile.storage.local import LocalPath

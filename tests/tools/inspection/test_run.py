@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from thermopile.pipeline.errors import DatasetError
-from thermopile.state_store import SnapshotNotFoundError, StoreNotFoundError
+from thermopile.state_store.errors import SnapshotNotFoundError, StoreNotFoundError
 from thermopile.tools.inspection.opening import read_run
 from thermopile.trainer.errors import RunError
 from thermopile.trainer.run_directory import RunDirectory
@@ -84,6 +84,14 @@ def test_the_state_of_another_run_is_refused(hostile_run, tmp_path):
     run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
     write_checkpoint(run, 5, "0123456789AB")
     with pytest.raises(RunError, match=r"is not this run's state: step-5 .* 0123456789AB"):
+        read_run(run)
+
+
+def test_a_state_that_is_gone_is_not_taken_for_a_run_before_its_first_checkpoint(hostile_run, tmp_path):
+    run = RunDirectory(shutil.copytree(hostile_run.path, tmp_path / "run"))
+    write_checkpoint(run, 5, "0123456789AB")
+    shutil.rmtree(tmp_path / "run" / "state")
+    with pytest.raises(RunError, match=r"step-5 belongs to the snapshot 0123456789AB, which is missing\. Restore"):
         read_run(run)
 
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thermopile.state_store import StateReader
 from thermopile.state_store.check import check_snapshot
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.selection import IDS, WITHOUT, SelectionWriter
 from thermopile.tools.curation import NOT_TRAINED_ON, CurationRules, curate
 from thermopile.tools.inspection import summary
@@ -20,8 +20,7 @@ from thermopile.tools.inspection.temperatures.samples import read_histories
 from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.inspection.temperatures.through_time import through_time
 from thermopile.tools.serving.answers import Answers
-from thermopile.tools.serving.catalogue import open_catalogue
-from thermopile.tools.serving.queries import Finder, Query
+from thermopile.tools.serving.catalogue import Query, find, open_catalogue
 from thermopile.trainer.config import load_config
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import resolve
@@ -47,8 +46,8 @@ def run(pairs_dataset, tmp_path_factory):
 def test_the_served_page_tells_the_other_samples_apart(run, pairs_dataset):
     inspection = read_run(run)
     with closing(open_catalogue(inspection, run.report, lambda *_: None)) as catalogue:
-        kinds = Answers(inspection, catalogue).about()["kinds"]
-        others = Finder(catalogue).find(Query(kind="not_selected", sort="id")).sample_ids
+        kinds = Answers(inspection, catalogue, None, 5).about()["kinds"]
+        others = find(catalogue, Query(kind="not_selected", sort="id")).sample_ids
     assert kinds == {"too_few_visits": len(KEPT), "not_selected": pairs_dataset.n - len(KEPT)}
     np.testing.assert_array_equal(others, np.setdiff1d(np.arange(pairs_dataset.n), KEPT))
 

@@ -8,7 +8,15 @@ from thermopile.tools.inspection.temperatures.distribution import Distribution
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0, "0%"), (1, "100%"), (0.5, "50%"), (0.99999, "over 99.99%"), (0.00001, "under 0.01%"), (None, "unknown")],
+    [
+        (0, "0%"),
+        (1, "100%"),
+        (0.5, "50%"),
+        (217 / 10_847, "2%"),
+        (0.99999, "over 99.99%"),
+        (0.00001, "under 0.01%"),
+        (None, "unknown"),
+    ],
 )
 def test_0_and_100_percent_are_shown_only_if_exact(value, shown):
     assert share(value) == shown

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from thermopile.state_store import Snapshot
+from thermopile.state_store.history import Snapshot
 from thermopile.tools.inspection.temperatures.correlation import JointCounts
 from thermopile.tools.inspection.temperatures.distribution import Distribution
 from thermopile.tools.inspection.temperatures.drift import Drift, SideDrift

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from thermopile.tools.inspection import summary
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.correlation import Correlation
 from thermopile.tools.inspection.temperatures.survey import survey
-from thermopile.tools.report import grouping
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.svg import NARROW, VARIABLES, WIDE
@@ -76,7 +76,7 @@ def test_hostile_text_is_shown_as_text(page):
 
 
 def test_no_template_lets_a_value_through_unescaped():
-    templates = list(Path(grouping.__file__).with_name("templates").glob("*.html"))
+    templates = list(Path(page_module.__file__).with_name("templates").glob("*.html"))
     assert templates
     assert [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text("utf-8"))] == []
 
@@ -182,7 +182,7 @@ def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
 )
 def test_the_first_sentence_says_what_the_correlation_means_unless_by_chance(first, second, p_value, words):
     found = [Correlation(spearman, p_value, 0.0, (-0.2, 0.2)) for spearman in (first, second)]
-    assert grouping._relation(found, "classes") == words
+    assert summary._relation(found, "classes") == words
 
 
 def rows_of(table):
@@ -218,7 +218,7 @@ def test_a_cell_brings_the_number_by_which_it_is_sorted(found):
 
 
 def test_above_the_limit_only_the_largest_and_the_smallest_classes_are_listed(found, monkeypatch):
-    monkeypatch.setattr(grouping, "MAX_GROUP_ROWS", 4)
+    monkeypatch.setattr(summary, "MAX_GROUP_ROWS", 4)
     table = part("groups.html", "group_table", found.sides, found.groups[0])
     assert [row[0] for row in rows_of(table)] == ["34", "16", "2", "1"]
     caption = Page(table).text("caption")
@@ -253,7 +253,7 @@ def test_nothing_half_written_stays_beside_the_page(hostile_report):
 
 def test_without_classes_the_first_sentence_gives_the_mean(flat_dataset, tmp_path):
     run = write_run(tmp_path / "run", flat_dataset, {"sample": np.linspace(0.1, 0.9, flat_dataset.n)})
-    assert grouping.lede(survey(read_run(run))) == "The mean temperature tau is 0.5000."
+    assert summary.lede(survey(read_run(run))) == "The mean temperature tau is 0.5000."
 
 
 def test_a_page_without_any_temperature_says_why(hostile_dataset, tmp_path):

@@ -51,5 +51,5 @@ def server(catalogued, features, folder):
 
 @pytest.fixture(scope="session")
 def server_without_features(catalogued):
-    with serving(Answers(*catalogued)) as server:
+    with serving(Answers(*catalogued, None, 5)) as server:
         yield server

@@ -62,7 +62,7 @@ def test_hostile_words_are_only_words(browser, words):
 
 def test_an_error_is_said_where_the_count_stands(browser):
     search(browser, finds=False, low="cold")
-    wait(browser, lambda: "not a number" in count(browser))
+    wait(browser, lambda: "a valid number" in count(browser))
     browser.get_log("browser")  # the refused request
 
 

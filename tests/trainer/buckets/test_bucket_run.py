@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from thermopile.state_store import SnapshotError, StateReader, StoreLockedError, list_snapshots
+from thermopile.state_store.durable import list_snapshots
+from thermopile.state_store.errors import SnapshotError, StoreLockedError
+from thermopile.state_store.reader import StateReader
 from thermopile.storage import bucket_lock
 from thermopile.storage.bucket import SCRATCH, Address
 from thermopile.storage.bucket_errors import ObjectStoreError

@@ -2,10 +2,11 @@
 
 import pytest
 
-from thermopile.state_store import StateStoreError
+from thermopile.state_store.errors import StateStoreError
 from thermopile.storage.bucket import Address
+from thermopile.storage.sealed_json import seal_document
 from thermopile.trainer.run import fork as fork_module
-from thermopile.trainer.run_directory import Origin, RunDirectory, read_lineage, sealed_lineage
+from thermopile.trainer.run_directory import Lineage, Origin, RunDirectory, read_lineage
 
 from support.cli import assert_one_line, cli, succeed
 from support.runs import assert_same_state, assert_same_weights, losses, new_run, resumed
@@ -59,7 +60,7 @@ def test_in_a_bucket_the_store_copies_and_a_fork_that_was_killed_is_repeated(run
 
 @pytest.mark.parametrize("origins", [[], [Origin(run="elsewhere", id=None, step=4, changed=[])]])
 def test_what_no_killed_fork_of_that_run_has_left_is_left_alone(run, whole, origins):
-    run.lineage_file.rewrite(sealed_lineage(origins))
+    run.lineage_file.rewrite(seal_document(Lineage(id="0" * 16, origins=origins).model_dump()))
     (run.checkpoints / "mine").write(b"mine")
     assert_one_line(cli("fork", f"{whole.path}@step-4", "--out", run.path), 2, "has objects below it")
     assert (run.checkpoints / "mine").read_bytes() == b"mine"

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.wide
 def test_a_run_that_stops_goes_on_and_is_read_and_forked(other_cloud, pairs_dataset, whole, tmp_path):
     place = Address("bucket", "dataset", scheme=other_cloud)
     dataset = Dataset(uploaded(pairs_dataset.path, place))
-    often = {"checkpoint": {"every_steps": 1, "every_minutes": 0, "keep_every": 1}}
+    often = {"checkpoint": {"every_steps": 4, "every_minutes": 0, "keep_every": 4}}
     config, run = small(dataset, **often), RunDirectory(place.with_name("run"))
     stopped(config, run, 5)
     resumed(config, run, from_step=4)

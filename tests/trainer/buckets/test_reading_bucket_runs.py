@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from thermopile import open_run
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.storage.bucket import SCRATCH, Address
 from thermopile.storage.place import lock_status
 from thermopile.trainer.checkpoints.checkpoint_files import checkpoints_in

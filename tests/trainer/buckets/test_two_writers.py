@@ -149,7 +149,7 @@ def train(lease, folder, steps=STEPS):
     state, folders = run / "state", run / "checkpoints"
     folder.mkdir(exist_ok=True)
     log = folder / "metrics.jsonl"
-    if not history.is_there(state):
+    if not state.holds(history.INDEX):
         history.replace(state, History(DESCRIPTION, (snapshot(0, ""),), term.ljust(32, "0")))
     repository = Repository(state, term.ljust(32, "0"))
     repository.repair()

@@ -17,7 +17,6 @@ from thermopile.trainer.checkpoints.checkpoint_files import (
     load_checkpoint,
     load_latest,
     remove_checkpoints,
-    retained_steps,
     save_checkpoint,
 )
 from thermopile.trainer.errors import DamagedCheckpointError, RunError
@@ -72,14 +71,6 @@ def test_a_save_that_fails_leaves_the_last_checkpoint_and_no_half_of_a_new_one(t
         save(tmp_path, 5)
     assert latest_checkpoint(tmp_path) == tmp_path / "step-3"
     assert not (tmp_path / "step-5").exists()
-
-
-@pytest.mark.parametrize(
-    ("keep_last", "keep_every", "kept"),
-    [(1, 0, {50}), (2, 0, {45, 50}), (1, 20, {0, 20, 40, 50}), (9, 0, {0, 20, 40, 45, 50})],
-)
-def test_the_newest_steps_and_the_multiples_are_retained(keep_last, keep_every, kept):
-    assert retained_steps([50, 0, 20, 45, 40], keep_last, keep_every) == kept
 
 
 def test_checkpoints_of_other_steps_are_removed_with_what_interruptions_left(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset.index import TokenizerInfo
 from thermopile.trainer.config import EncoderConfig, ModelConfig
-from thermopile.trainer.encoders import Encoders, bounds, create_encoder, with_names
+from thermopile.trainer.encoders import Encoders, backbones, create_encoder, with_names
 from thermopile.trainer.encoders.backbones import PooledTo4
 from thermopile.trainer.errors import ConfigError
 
@@ -190,7 +190,7 @@ def test_unimodal_features_are_of_both_views_by_one_encoder():
     ],
 )
 def test_an_unknown_encoder_or_setting_is_named(config, message, monkeypatch):
-    monkeypatch.setattr(bounds, "MAX_MODULES", 3_000)  # making a tenth of what is allowed takes a third of a second
+    monkeypatch.setattr(backbones, "MAX_MODULES", 3_000)  # making a tenth of what is allowed takes a third of a second
     with pytest.raises(ConfigError, match=message):
         create_encoder("image", ModelConfig(image=config), 32)
 

@@ -252,6 +252,7 @@ def test_a_model_that_does_not_fit_the_data_is_told_with_the_cure(tmp_path):
         create_encoder("text", of_directory("text", tmp_path / "text"), TOKENIZER)
 
 
+@pytest.mark.wide
 def test_a_torchvision_that_does_not_fit_torch_is_named(tmp_path):
     told = tmp_path / "torchvision-0.99.dist-info" / "METADATA"
     for path, text in (

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image
 from transformers import AutoImageProcessor, CLIPImageProcessor, SiglipImageProcessor, ViTImageProcessor
 
+from thermopile.trainer.config import EncoderConfig
+from thermopile.trainer.encoders import image_processor
 from thermopile.trainer.encoders.hf_directory import quiet
-from thermopile.trainer.encoders.image_processor import normalisation
 from thermopile.trainer.errors import ConfigError
 
 SIDE = 224
@@ -33,6 +34,10 @@ def save(folder, processor, nested):
         stored = json.loads((folder / "preprocessor_config.json").read_text())
         (folder / "preprocessor_config.json").unlink()
         (folder / "processor_config.json").write_text(json.dumps({"image_processor": stored, "processor_class": "X"}))
+
+
+def normalisation(folder, side):
+    return image_processor.normalisation(EncoderConfig(name=f"hf:{folder}"), side)
 
 
 def write(folder, **settings):

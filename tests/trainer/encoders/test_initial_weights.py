@@ -23,7 +23,7 @@ def encoders(mode="bimodal", dim=4, vocab_size=50, **more):
 
 def write_run(path, made, steps=(3, 10)):
     run = RunDirectory(path)
-    run.create(TrainConfig())
+    run.create(TrainConfig(), lambda: None)
     for step in steps:
         write_checkpoint(run, step, encoders=made.state_dict())
     return path

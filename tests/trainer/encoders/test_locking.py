@@ -54,7 +54,7 @@ def is_training(group):
 
 
 def take_steps(encoders, inputs, steps=2):
-    optimizer = create_optimizer(OptimizerConfig(weight_decay=0.3), encoders, create_objective("isogclr"))
+    optimizer = create_optimizer(OptimizerConfig(weight_decay=0.3), encoders, create_objective("isogclr"), {})
     optimizer.set_learning_rate(0.1)
     for _ in range(steps):
         features = encoders(inputs)
@@ -144,7 +144,7 @@ def test_what_cannot_be_locked_is_refused_in_one_line_with_the_cure(settings, wo
 
 
 def test_groups_to_unlock_where_nothing_is_locked_are_refused():
-    with pytest.raises(ConfigError, match=r"model\.image: unlocked_groups 1 is for a locked encoder; set locked"):
+    with pytest.raises(ConfigError, match=r"model\.image: unlocked_groups 1 needs locked = true; set that"):
         load_config({"model": {"image": {"unlocked_groups": 1}}})
 
 

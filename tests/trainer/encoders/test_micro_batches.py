@@ -9,7 +9,7 @@ from torch import nn
 
 from thermopile.pipeline.batch import Batch
 from thermopile.pipeline.dataset.index import TokenizerInfo
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.config import EncoderConfig, ModelConfig
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.encoders.micro_batches import MicroBatches, OnePiece

@@ -96,7 +96,7 @@ def test_batch_norms_of_the_moving_average_have_statistics_of_their_own():
 def test_the_optimiser_leaves_the_moving_average_alone():
     encoders = make()
     config = load_config({"optimizer": {"lr": 0.1}}).optimizer
-    optimizer = create_optimizer(config, encoders, create_objective("simclr", "unimodal"))
+    optimizer = create_optimizer(config, encoders, create_objective("simclr", "unimodal"), {})
     before = weights(encoders.momentum).clone()
     features = encoders(Batch(torch.arange(4), views()))
     (features.first * features.second.detach().flip(0)).sum().backward()

@@ -56,7 +56,7 @@ def test_neither_pass_of_an_encoder_reads_from_the_device(image, text, recompute
 def test_no_optimiser_reads_from_the_device(name):
     encoders = create(*PAIRS[0])
     objective = create_objective("fastclip_v3", "bimodal").to(DEVICE)  # with a temperature that has its own optimiser
-    optimizer = create_optimizer(OptimizerConfig(name=name), encoders, objective)
+    optimizer = create_optimizer(OptimizerConfig(name=name), encoders, objective, {})
     inputs = batch()
     for parameter in objective.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -27,6 +28,7 @@ from thermopile.trainer.run.build import resolve
 from thermopile.trainer.run.resume_settings import differences
 from thermopile.trainer.run.run_status import read_status
 from thermopile.trainer.run_directory import RunDirectory
+from thermopile.trainer.world import ALONE
 
 from support.cli import sets, succeed
 from support.conversions import dataset_of
@@ -101,8 +103,8 @@ def test_the_zero_shot_prompts_are_those_of_the_settings(watched, pairs_dataset,
     config = settings(pairs_dataset, given)
     _, training = load_checkpoint(watched.checkpoints / "step-4")
     encoders = restore_encoders(config, watched.checkpoints, training, pairs_dataset.index.tokenizer)
-    of_run = config.evaluation, config.data, config.objective.mode, pairs_dataset
-    found = OnlineEvaluation.open(*of_run, torch.device("cpu")).scores(encoders, 4, lambda: False)
+    run = SimpleNamespace(config=config, dataset=pairs_dataset, device=torch.device("cpu"), world=ALONE, selection=None)
+    found = OnlineEvaluation(run).scores(encoders, 4, lambda: False)
     expected = evaluate(watched, few_pairs, few_pairs, at="step-4", templates=prompts).scores
     assert found["zero_shot"] == expected["zero_shot"] != evaluations(watched)[4]["zero_shot"]
 
@@ -319,6 +321,7 @@ def test_first_scores_are_shown_and_training_on_the_scored_set_is_warned_of(imag
 EVALUATE = """
 import json
 import torch
+from types import SimpleNamespace
 import thermopile
 from thermopile.pipeline.opening import Dataset
 from thermopile.trainer.checkpoints.checkpoint_files import load_checkpoint
@@ -337,8 +340,8 @@ with thermopile.joined_world() as world:
             statistic.zero_()
     for encoder in (encoders.image, encoders.text):
         encoder.register_forward_hook(lambda *call: calls.append(call))
-    of_run = on_itself, config.data, config.objective.mode, data
-    evaluation = OnlineEvaluation.open(*of_run, torch.device("cpu"), world)
+    given = {"config": config.model_copy(update={"evaluation": on_itself}), "dataset": data, "world": world}
+    evaluation = OnlineEvaluation(SimpleNamespace(**given, device=torch.device("cpu"), selection=None))
     scores = evaluation.scores(encoders, 4, lambda: False)
     of_all = len(calls)
     stopped = evaluation.scores(encoders, 4, lambda: world.rank == 1)

@@ -1,11 +1,14 @@
 """Which features are scored: those before the head of a run on pictures, those behind the heads of a run on pairs."""
 
+from functools import partial
+
 import torch
 
 from thermopile.trainer.config import load_config
 from thermopile.trainer.encoders import Encoders
 from thermopile.trainer.evaluation.evaluate import Probes, evaluate
 from thermopile.trainer.run.build import resolve
+from thermopile.trainer.run.own_dataset import keep_facts
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.written_checkpoints import write_checkpoint
@@ -19,7 +22,7 @@ def scores(path, dataset, pictures, head, *, blind_head):
     }  # fmt: skip
     config = resolve(load_config(settings), dataset)[0]
     run = RunDirectory(path)
-    run.create(config)
+    run.create(config, partial(keep_facts, run, dataset))
     torch.manual_seed(0)
     encoders = Encoders.create(config.model, config.objective.mode, 24, dataset.index.tokenizer)
     if blind_head:

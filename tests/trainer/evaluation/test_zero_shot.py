@@ -19,12 +19,11 @@ def test_a_class_is_the_mean_of_its_prompts_unit_features_of_norm_one_again():
     }  # fmt: skip
     at = torch.tensor([44.0, 42.0, 40.0, 10.0]).deg2rad()
     images = torch.stack([at.cos(), at.sin()], 1)
-    predicted = zero_shot(
-        images, ["left", "right"], ["a {}", "the {}"], lambda texts: torch.tensor([features[text] for text in texts])
-    )
+    texts = torch.tensor([features[text] for text in prompts(["left", "right"], ["a {}", "the {}"])])
+    predicted = zero_shot(images, texts, templates=2)
     assert predicted.argmax(1).tolist() == [0, 0, 1, 1]  # cut at (45° + 36.9°) / 2 = 40.9°
 
 
 def test_with_one_template_a_class_is_its_prompt():
     texts = F.normalize(torch.randn(3, 4, generator=torch.Generator().manual_seed(0)))
-    assert zero_shot(texts, list("abc"), ["{}"], lambda prompts: texts).argmax(1).tolist() == [0, 1, 2]
+    assert zero_shot(texts, texts, templates=1).argmax(1).tolist() == [0, 1, 2]

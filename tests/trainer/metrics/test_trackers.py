@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.metrics import trackers

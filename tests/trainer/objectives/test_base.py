@@ -82,7 +82,7 @@ def test_rows_normalised_in_their_own_dtype_are_of_norm_one(dtype):
         (
             torch.ones(4, 16, dtype=torch.int64),
             torch.ones(4, 16),
-            r"first is torch.int64 and second torch.float32; both must be floating point",
+            r"first is torch.int64, second torch.float32; both must be floating point",
         ),
     ],
     ids=["rows", "columns", "vectors", "one sample", "integers"],

@@ -233,7 +233,7 @@ def test_a_frame_that_does_not_fit_is_refused_in_one_line(name, mode, settings, 
     [
         (lambda rows: rows[:3], r"first is \[4, 16\] and {}\[1\] \[3, 16\]; both must be \[b, d\]"),
         (lambda rows: rows[:, :8], r"first is \[4, 16\] and {}\[1\] \[4, 8\]; both must be \[b, d\]"),
-        (lambda rows: rows.long(), r"first is torch.float64 and {}\[1\] torch.int64; both must be floating point"),
+        (lambda rows: rows.long(), r"first is torch.float64, {}\[1\] torch.int64; both must be floating point"),
         (lambda rows: 2 * rows, r"row 0 of {}\[1\] has norm 2, "),
         (lambda rows: rows * math.nan, r"row 0 of {}\[1\] has norm nan, "),
     ],

@@ -32,7 +32,7 @@ def test_unseen_samples_are_counted_for_each_side():
     ("mode", "given", "negatives"), [("bimodal", {}, 255), ("unimodal", {}, 510), ("unimodal", {"keys": True}, 255)]
 )
 def test_a_rho_that_may_never_bind_is_told_with_the_bound(mode, given, negatives):
-    objective, bound = create_objective("isogclr", mode), math.log(negatives)
-    assert objective.advice_on_rho(bound - 1e-9, 256, **given) == []
-    (advice,) = objective.advice_on_rho(bound, 256, **given)
+    bound = math.log(negatives)
+    assert create_objective("isogclr", mode, rho=bound - 1e-9).advice(256, **given) == []
+    (advice,) = create_objective("isogclr", mode, rho=bound).advice(256, **given)
     assert f"rho {bound} is not below log({negatives} negatives) = {bound:.2f}" in advice

@@ -4,15 +4,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import tomli_w
 import torch
 
 from thermopile.pipeline.views.recipes import RECIPES
-from thermopile.trainer.config import load_config
+from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.config.layers import Layers
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.loop import Trainer
 from thermopile.trainer.run.build import create_order, objective_of, open_loader, recipe_named, resolve
-from thermopile.trainer.run.resume_settings import differences
+from thermopile.trainer.run.resume_settings import differences, settings_at
 from thermopile.trainer.run.starting import compare, merge
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -72,7 +73,7 @@ def test_local_views_that_a_vits_patches_do_not_divide_are_refused_at_once(image
     vit = {"name": "hf:vit-s", "config": {"hidden_size": 12, "num_hidden_layers": 1, "patch_size": 16}}
     data = {"path": str(images_dataset.path), "image_size": 32, "local_views": 1, "local_size": 24}
     tree = {"data": data, "model": {"image": vit}, "objective": {"name": "simclr"}, "batch_size": 64}
-    with pytest.raises(ConfigError, match=r"patches of 16 pixels, of which data.local_size = 24 is no multiple"):
+    with pytest.raises(ConfigError, match=r"local_size = 24 is no multiple of model.image.name's patch, 16 pixels"):
         Trainer.open(resolve(load_config(tree), images_dataset)[0], RunDirectory(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -129,24 +130,44 @@ def speed(config):
         config.precision,
         config.channels_last,
         config.objective.settings["similarity_budget"],
+        config.objective.settings["precision"],
     )
 
 
 def test_a_gpu_computes_fast_by_default_and_a_cpu_exactly(pairs_dataset, gpu):
     with gpu():
-        assert speed(settings(pairs_dataset, device="auto")) == ("bf16", True, 2**32)
+        assert speed(settings(pairs_dataset, device="auto")) == ("bf16", True, 2**32, "tf32")
     with gpu(bf16=False):
-        assert speed(settings(pairs_dataset, device="auto")) == ("float32", True, 2**32)
-    assert speed(settings(pairs_dataset)) == ("float32", False, 2**28)
+        assert speed(settings(pairs_dataset, device="auto")) == ("float32", True, 2**32, "float32")
+    assert speed(settings(pairs_dataset)) == ("float32", False, 2**28, "float32")
 
 
 def test_what_is_set_stays_on_a_gpu(pairs_dataset, gpu):
     tree = {
         "precision": "float32", "channels_last": False, "device": "cuda", "batch_size": 256,
-        "data": {"path": str(pairs_dataset.path)}, "objective": {"similarity_budget": 2**20},
+        "data": {"path": str(pairs_dataset.path)}, "objective": {"similarity_budget": 2**20, "precision": "tf32"},
     }  # fmt: skip
     with gpu():
-        assert speed(resolve(load_config(tree), pairs_dataset)[0]) == ("float32", False, 2**20)
+        assert speed(resolve(load_config(tree), pairs_dataset)[0]) == ("float32", False, 2**20, "tf32")
+
+
+@pytest.mark.parametrize(("precision", "products"), [("tf32", "tf32"), ("fp16", "tf32"), ("float32", "float32")])
+def test_an_objective_s_products_are_in_tf32_where_a_gpu_s_encoders_compute_below_float32(
+    precision, products, pairs_dataset, gpu
+):
+    with gpu():
+        begun = settings(pairs_dataset, device="cuda")
+        encoders = begun.model_copy(update={"precision": precision, "objective": load_config({}).objective})
+        assert speed(resolve(encoders, pairs_dataset)[0])[::3] == (precision, products)
+
+
+def test_a_run_from_before_its_products_had_a_precision_keeps_float32(pairs_dataset, gpu, tmp_path):
+    with gpu():
+        tree = to_tree(settings(pairs_dataset, device="auto"))
+        assert tree["objective"].pop("precision") == "tf32"
+        (tmp_path / "config.toml").write_text(tomli_w.dumps(tree))
+        for recorded in (RunDirectory(tmp_path).config(edited="accept"), settings_at(tmp_path, tree)):
+            assert speed(resolve(recorded, pairs_dataset)[0]) == ("bf16", True, 2**32, "float32")
 
 
 # The recipe
@@ -230,11 +251,11 @@ def test_an_augmentation_of_ones_own_changes_the_views_that_it_chooses(own_modul
         ("own:positive", r"'own:positive' is not in .*own\.py, which has no 'positive'"),
         (
             "broken:plain",
-            r"'broken:plain' cannot be used, because the module broken ends with an error: ValueError: no blur$",
+            r"'broken:plain' cannot be used, since the module broken ends with an error: ValueError: no blur$",
         ),
         (
             "hasty:plain",
-            r"'hasty:plain' cannot be used, because the module hasty .*No module named 'absent'$",
+            r"'hasty:plain' cannot be used, since the module hasty .*No module named 'absent'$",
         ),
         ("own", r"'own' is not module:name\. Write module:name"),
         ("own:plain", r"'own:plain' is not compiled; decorate it with numba\.njit"),

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from thermopile.state_store import SnapshotError
+from thermopile.state_store.errors import SnapshotError
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.checkpoints.host_copy import CopyOnHost
 from thermopile.trainer.config import load_config

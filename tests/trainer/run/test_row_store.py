@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from thermopile import Loader, RowStore, StateReader
 from thermopile.benchmarks.object_server import uploaded
-from thermopile.state_store import SnapshotNotFoundError
+from thermopile.state_store.errors import SnapshotNotFoundError
 from thermopile.storage.bucket import Address
 from thermopile.storage.place import place_of
 from thermopile.trainer.errors import ConfigError, RunError

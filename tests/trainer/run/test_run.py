@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thermopile import Run
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.trainer.checkpoints.checkpoint_files import latest_checkpoint, load_checkpoint
 from thermopile.trainer.config.layers import read_preset
 from thermopile.trainer.errors import ConfigError, RunError

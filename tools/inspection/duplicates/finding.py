@@ -1,7 +1,5 @@
 """Duplicates among a run's samples: exact copies, near ones whose pixels agree once aligned, and blank pictures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,16 +12,13 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ....pipeline.dataset.index import FINGERPRINT
-from ....pipeline.loading import Closing
 from ....pipeline.opening import Dataset
 from ....storage.files import open_regular, refuse_link, written_aside
 from ....trainer.errors import RunError
-from .. import OnDone, OnTask
+from .. import Float32s, Int64s, OnTask, silent
 from ..features.features_file import FeaturesFile
-from .exact_copies import blank_pictures, exact_copies
-from .picture_agreement import EDGE, MAX_DIFFERENCE, MIN_CORRELATION, Agreement, agreement, prepare
-from .representatives import Star, represent, star
-from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, SimilarPairs, similar_pairs
+from .same_pictures import MAX_DIFFERENCE, MIN_CORRELATION, Agreement, Thumbnails, blank_pictures, exact_copies
+from .similar_pairs import MIN_SIMILARITY, NO_PAIRS, SimilarPairs, Star, represent, similar_pairs, star
 
 DUPLICATES = "duplicates.parquet"
 """Name of the file in RUN/report."""
@@ -33,7 +28,6 @@ _METADATA = {f"thermopile.threshold.{name}".encode(): str(value).encode() for na
 EXACT, NEAR, BLANK = range(3)
 REASONS = ("exact", "near", "blank")
 """By code."""
-_PAIRS_AT_ONCE, _PICTURES_AT_ONCE = 256, 512
 MAX_PAIRS = 1 << 28
 """Read from a file: some gigabytes of memory."""
 
@@ -41,9 +35,9 @@ MAX_PAIRS = 1 << 28
 class Clusters(NamedTuple):
     """Samples that are duplicates of others, m of them."""
 
-    sample_ids: NDArray[np.int64]
+    sample_ids: Int64s
     """int64 [m], ascending."""
-    cluster: NDArray[np.int64]
+    cluster: Int64s
     """int64 [m]: the representative of each, which is the same for all of a cluster."""
 
 
@@ -60,7 +54,7 @@ class Duplicates:
     """Places in REASONS. Exact copies and blank pictures are in pairs with their representative only."""
     agreement: Agreement
     """How well the aligned pictures agree; 1 and 0 for exact copies, NaN for blank pictures."""
-    cluster: NDArray[np.int64]
+    cluster: Int64s
     """Id of the sample that represents both; -1, last, if they have different representatives."""
     compared: int
     """Candidates whose pixels were compared."""
@@ -74,9 +68,8 @@ class Duplicates:
     @property
     def sizes(self) -> dict[int, int]:
         """Return the number of samples of each cluster, the largest first."""
-        names, counts = np.unique(
-            _members(self.pairs.first, self.pairs.second, self.cluster).cluster, return_counts=True
-        )
+        members = _members(self.pairs.first, self.pairs.second, self.cluster)
+        names, counts = np.unique(members.cluster, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         return dict(zip(names[order].tolist(), counts[order].tolist(), strict=True))
 
@@ -87,11 +80,7 @@ class Duplicates:
 
 
 def find_duplicates(
-    dataset: Dataset,
-    features: FeaturesFile,
-    score: NDArray[np.float32],
-    scratch: Path,
-    on_progress: OnTask = lambda what, done, total: None,
+    dataset: Dataset, features: FeaturesFile, score: Float32s, scratch: Path, on_progress: OnTask = silent
 ) -> Duplicates:
     """Look for duplicates among all samples.
 
@@ -118,14 +107,11 @@ def find_duplicates(
 
         def confirmed(candidates: SimilarPairs) -> SimilarPairs:
             nonlocal compared
-            before = len(near)
-            for start in range(0, len(candidates.first), _PAIRS_AT_ONCE):
-                pairs = candidates.of(np.arange(start, min(start + _PAIRS_AT_ONCE, len(candidates.first))))
-                found = agreement(*thumbnails.of(pairs))
-                near.append(pairs.of(found.same))
-                agreed.append(found.of(found.same))
             compared += len(candidates.first)
-            return SimilarPairs.joined([NO_PAIRS, *near[before:]])
+            found = thumbnails.compared(candidates)
+            near.append(candidates.of(found.same))
+            agreed.append(found.of(found.same))
+            return near[-1]
 
         for done, candidates in similar_pairs(features, left_out, scratch):
             confirmed(candidates)
@@ -136,43 +122,8 @@ def find_duplicates(
     return _sorted(exact, blank, SimilarPairs.joined(near), of_near, representative, compared)
 
 
-class Thumbnails(Closing):
-    """Decodes the pictures of pairs: the largest central square, reduced to what `agreement` compares."""
-
-    def __init__(self, dataset: Dataset) -> None:
-        from ....pipeline.loading.ffcv_loader import ViewMaker
-        from ....pipeline.views.recipes import Recipe
-
-        plain = Recipe(scale=(1, 1), ratio=(1, 1), flip=0, mean=(0, 0, 0), std=(1 / 255,) * 3)
-        self._maker = ViewMaker(dataset, recipe=plain, image_size=EDGE, views=1)
-
-    def of(self, pairs: SimilarPairs) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Return the prepared pictures of the first and of the second samples, float32 [p, 32, 32] each.
-
-        Raises DatasetError for a picture that does not decode.
-        """
-        ids, places = np.unique(np.concatenate([pairs.first, pairs.second]), return_inverse=True)
-        pictures = self.prepared(ids)
-        first, second = np.split(places, 2)
-        return pictures[first], pictures[second]
-
-    def prepared(
-        self, sample_ids: NDArray[np.int64], on_progress: OnDone = lambda done, total: None
-    ) -> NDArray[np.float32]:
-        """Return the prepared pictures of m samples, float32 [m, 32, 32]. Raises as `of`."""
-        pictures = np.empty((len(sample_ids), EDGE, EDGE), np.float32)
-        for first in range(0, len(sample_ids), _PICTURES_AT_ONCE):
-            here = slice(first, first + _PICTURES_AT_ONCE)
-            pictures[here] = prepare(self._maker.make(sample_ids[here], epoch=0).views[0].numpy())
-            on_progress(min(first + _PICTURES_AT_ONCE, len(sample_ids)), len(sample_ids))
-        return pictures
-
-    def close(self) -> None:
-        self._maker.close()
-
-
 def _sorted(
-    exact: Star, blank: Star, near: SimilarPairs, agreed: Agreement, representative: NDArray[np.int64], compared: int
+    exact: Star, blank: Star, near: SimilarPairs, agreed: Agreement, representative: Int64s, compared: int
 ) -> Duplicates:
     samples = len(representative)
     # An index may find a pair from both ends.
@@ -191,7 +142,7 @@ def _sorted(
     return Duplicates(pairs, reason[order], Agreement(*figures[1:]).of(order), cluster[order], compared, samples)
 
 
-def _members(first: NDArray[np.int64], second: NDArray[np.int64], cluster: NDArray[np.int64]) -> Clusters:
+def _members(first: Int64s, second: Int64s, cluster: Int64s) -> Clusters:
     """Return the samples in pairs of a cluster, and their clusters."""
     is_in_one = cluster >= 0
     ids, places = np.unique(np.concatenate([first[is_in_one], second[is_in_one]]), return_index=True)

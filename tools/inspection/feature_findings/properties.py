@@ -8,14 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ....pipeline.dataset.samples_table import CAPTION
 from ....pipeline.opening import Dataset
-from .. import OnTask
-from ..duplicates.exact_copies import checksums
-from ..duplicates.finding import Thumbnails
-from ..duplicates.picture_agreement import Agreement, agreement
+from .. import Float32s, Float64s, Int64s, OnTask
+from ..duplicates.same_pictures import Agreement, Thumbnails, agreement, checksums
 from ..duplicates.similar_pairs import MIN_SIMILARITY
 from ..features.run_features import SampleFeatures
 from ..opening import Inspection
@@ -38,11 +35,11 @@ _NEAR_ROWS_AT_ONCE = 1024
 class Surroundings(NamedTuple):
     """Near samples of each of m samples, among them."""
 
-    near: NDArray[np.float64]
+    near: Float64s
     """float64 [m]: how many of the others are near."""
-    nearest: NDArray[np.int64]
+    nearest: Int64s
     """int64 [m, 3]: places of the nearest others, the nearest first."""
-    similarity: NDArray[np.float32]
+    similarity: Float32s
     """float32 [m, 3]: their cosine similarity."""
 
 
@@ -50,13 +47,13 @@ class Surroundings(NamedTuple):
 class Properties:
     """Of m samples with features."""
 
-    places: NDArray[np.int64]
+    places: Int64s
     """int64 [m], ascending: theirs among those with features."""
-    sample_ids: NDArray[np.int64]
+    sample_ids: Int64s
     """int64 [m]."""
-    values: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    values: dict[str, Float64s] = field(default_factory=dict)
     """By name, float64 [m]; NaN where a sample has none."""
-    classes: NDArray[np.int64] | None = None
+    classes: Int64s | None = None
     """int64 [m]: codes, -1 without a class; None if there are no classes."""
     class_names: list[str] = field(default_factory=list)
     """By code."""
@@ -119,7 +116,7 @@ def _look_at_texts(found: Properties, dataset: Dataset, pool: Pool) -> None:
         found.values["caption_length"] = np.array(lengths, np.float64)
 
 
-def _counted(labels: pa.ChunkedArray) -> tuple[NDArray[np.int64], NDArray[np.float64], list[str]]:
+def _counted(labels: pa.ChunkedArray) -> tuple[Int64s, Float64s, list[str]]:
     """Return the code of each label, -1 for null, how many samples have the same one, [n] each, and the labels."""
     encoded = labels.combine_chunks().dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -145,13 +142,12 @@ def _look_at_pictures(found: Properties, dataset: Dataset, on_progress: OnTask) 
     found.agreement = agreed
     copies = agreed.same.reshape(m, NEAREST).sum(1).astype(np.float64)
     if dataset.n <= POOL_SAMPLES:
-        of_all = np.concatenate([of_shard for _, of_shard in checksums(dataset)])
-        _, places, counts = np.unique(of_all, return_inverse=True, return_counts=True)
+        _, places, counts = np.unique(checksums(dataset), return_inverse=True, return_counts=True)
         copies = np.maximum(copies, counts[places][found.sample_ids] - 1)
     found.values["copies"] = copies
 
 
-def surroundings(features: NDArray[np.float32]) -> Surroundings:
+def surroundings(features: Float32s) -> Surroundings:
     """Compare m samples, float32 [m, d], rows of norm 1, at least 4, with each other."""
     m = len(features)
     found = Surroundings(np.empty(m), np.empty((m, NEAREST), np.int64), np.empty((m, NEAREST), np.float32))

@@ -7,28 +7,24 @@ from functools import partial
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from ....pipeline.errors import DatasetError
 from ....state_store.schema import VISITS
 from ....trainer.config import RANDOM
 from ....trainer.errors import ConfigError, RunError
-from .. import OnDone
-from ..json_fields import HOW_MANY, AsJson, Hidden, named
+from .. import HOW_MANY, AsJson, Bools, Float32s, Float64s, Hidden, Int64s, OnDone, named
 from ..opening import Inspection, Rows
 from ..temperatures.kinds import KIND_NAMES, KIND_SHEET_SAMPLES, MISFIT, STUCK, TOO_FEW_VISITS, Codes, SampleKinds
 from ..temperatures.misfits import HALF, wrong_captions
 from ..temperatures.survey import Survey
-from .run_features import DEFAULT, Asked, features_of
+from .run_features import Asked, features_of
 
 MAX_NEGATIVES = 4096
 MIN_NEGATIVES, MAX_PLANTED = 16, 2048
 ANCHORS_AT_ONCE = 1024
 """Anchors compared with all negatives at once: 16 MB of similarities a view."""
 _SEED = 2025
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -41,35 +37,32 @@ class Confirmation:
     """`averaged` or `raw`."""
     negatives: int
     """Number of samples that each was compared with."""
-    sample_ids: Annotated[Ids, AsJson(len), named("suspects")]
+    sample_ids: Annotated[Int64s, AsJson(len), named("suspects")]
     """int64 [m], ascending; the next six are in this order."""
     below: float | None
     """Margin up to which half of the captions are expected to be wrong, by planted ones; None with too few of them."""
-    misfit: Annotated[NDArray[np.bool_], HOW_MANY]
+    misfit: Annotated[Bools, HOW_MANY]
     """bool [m]: the margin is not above `below`; without it, by the state alone."""
-    silent: Annotated[NDArray[np.bool_], HOW_MANY]
+    silent: Annotated[Bools, HOW_MANY]
     """bool [m]: on a side, the weights of the sample's negatives sum to less than 0.01, so its gradient is nothing."""
     state_kinds: Hidden[Codes]
     """int8 [m]: their kinds by the state alone."""
     kinds: Hidden[Codes]
     """int8 [m]: their kinds by the forward pass."""
-    margin: Hidden[NDArray[np.float32]]
+    margin: Hidden[Float32s]
     """float32 [m]: cosine of the pair minus that of its hardest negative, on the side where that is lowest."""
 
     @property
     def margins(self) -> dict[int, float]:
-        """By id."""
         return dict(zip(self.sample_ids.tolist(), self.margin.tolist(), strict=True))
 
 
-Compared = tuple[NDArray[np.float64], NDArray[np.float32]]
+Compared = tuple[Float64s, Float32s]
 """Of one side of m suspects against the negatives: log mean_j exp(h_j / tau), and the margin, the similarity of the
 positive minus that of the hardest negative, [m] each."""
 
 
-def confirm(
-    inspection: Inspection, survey: Survey, on_progress: OnDone = lambda done, total: None, asked: Asked = DEFAULT
-) -> Confirmation | None:
+def confirm(inspection: Inspection, survey: Survey, on_progress: OnDone, asked: Asked) -> Confirmation | None:
     """Embed the survey's suspects and up to 4,096 random visited samples, and decide the suspects' kinds again.
 
     A stuck sample stays stuck if it is silent, w = g / (s + eps) < 0.01, with g as in training but against these
@@ -133,7 +126,7 @@ def _why_no_suspects(kinds: SampleKinds | None, objective: str) -> str:
     return "no sample looks stuck or like a misfit" if judged else few
 
 
-def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[Ids, ...]:
+def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> tuple[Int64s, ...]:
     """Return ids: of the suspects, ascending; of random visited samples to compare with; of planted ones; of donors."""
     pool, (planted, donors) = survey.pool.sample_ids, inspection.planted
     drawn = np.random.default_rng(_SEED).choice(pool, min(MAX_NEGATIVES, len(pool)), replace=False)
@@ -144,7 +137,7 @@ def compared_ids(survey: Survey, kinds: SampleKinds, inspection: Inspection) -> 
 
 
 def _compare(
-    features: list[Floats], places: Ids, captions: Ids, *, others: Ids, rows: Rows, paired: bool
+    features: list[Float32s], places: Int64s, captions: Int64s, *, others: Int64s, rows: Rows, paired: bool
 ) -> dict[str, Compared]:
     """Compare samples with negatives, both given as rows of `features`, by side of the state. rows: the samples' state.
 
@@ -166,7 +159,7 @@ def _compare(
     return {"sample": (np.logaddexp(one[0], other[0]) - math.log(2), np.minimum(one[1], other[1]))}
 
 
-def _against(anchors: Floats, candidates: Floats, positives: Floats, own: NDArray[np.bool_], tau: Floats) -> Compared:
+def _against(anchors: Float32s, candidates: Float32s, positives: Float32s, own: Bools, tau: Float32s) -> Compared:
     """Compare anchors, float32 [m, d], with candidates [k, d]; own, bool [m, k], leaves candidates out."""
     log_g, margin = np.empty(len(anchors)), np.empty(len(anchors), np.float32)
     for start in range(0, len(anchors), ANCHORS_AT_ONCE):
@@ -177,7 +170,7 @@ def _against(anchors: Floats, candidates: Floats, positives: Floats, own: NDArra
     return log_g, margin
 
 
-def _silent(rows: Rows, compared: Mapping[str, Compared], eps: float) -> NDArray[np.bool_]:
+def _silent(rows: Rows, compared: Mapping[str, Compared], eps: float) -> Bools:
     """Return which samples are silent on a side with tau, bool [m]."""
     from ....trainer.objectives.sogclr import SILENT
 
@@ -192,11 +185,8 @@ def _silent(rows: Rows, compared: Mapping[str, Compared], eps: float) -> NDArray
 def with_confirmed(kinds: SampleKinds, found: Confirmation) -> SampleKinds:
     """Return the kinds of all samples, those of the suspects by the forward pass."""
     before, after = (np.bincount(codes, minlength=len(KIND_NAMES)) for codes in (found.state_kinds, found.kinds))
-    counts = {
-        name: kinds.counts[name] + int(after[code] - before[code])
-        for code, name in enumerate(KIND_NAMES)
-        if name in kinds.counts
-    }
+    more = dict(zip(KIND_NAMES, (after - before).tolist(), strict=True))
+    counts = {name: number + more[name] for name, number in kinds.counts.items()}
     sheets, checked = dict(kinds.sheets), set(found.sample_ids.tolist())
     for code in (STUCK, MISFIT):
         if (name := KIND_NAMES[code]) in sheets:

@@ -5,19 +5,17 @@ from functools import partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....pipeline.errors import DatasetError
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.evaluation.bands import BANDS, band_of_class
-from .. import OnTask
-from ..json_fields import TO_LIST, AsJson, Hidden
+from .. import TO_LIST, AsJson, Bools, Float32s, Hidden, Int64s, OnTask
 from ..opening import Inspection
 from ..temperatures.correlation import NO_GROUP
-from ..temperatures.groups import CLASS_COLUMN, GroupCounts, TauGroups, TooManyGroupsError, codes_of
+from ..temperatures.groups import TauGroups
 from ..temperatures.survey import Pool, Survey
 from .neighbours import ANCHORS
-from .run_features import DEFAULT, Asked, features_of
+from .run_features import Asked, features_of
 
 MAX_SAMPLES = 2000
 MIN_OF_CLASS = 10
@@ -36,13 +34,13 @@ _LEAST_SPREAD = 1e-6
 class Points(NamedTuple):
     """One side of the samples on the map: their pictures, or their captions."""
 
-    xy: NDArray[np.float32]
+    xy: Float32s
     """float32 [m, 2], no unit: both sides lie in one map."""
-    tau: NDArray[np.float32] | None
+    tau: Float32s | None
     """float32 [m]; None if the run has none."""
-    coldest: NDArray[np.bool_]
+    coldest: Bools
     """bool [m]: the lowest tau of this side. All False without one or if all are the same, also in `hottest`."""
-    hottest: NDArray[np.bool_]
+    hottest: Bools
 
 
 class Colouring(NamedTuple):
@@ -50,7 +48,7 @@ class Colouring(NamedTuple):
 
     names: list[str]
     """Class names, from the data, the largest class first; or head, medium and tail classes."""
-    codes: NDArray[np.int64]
+    codes: Int64s
     """int64 [m]: each sample's index in `names`, -1 without a class."""
     word: str
     """Noun for one of them."""
@@ -65,41 +63,33 @@ class EmbeddingMap:
     weights: str
     """Which of the checkpoint's weights the encoders have: `averaged` or `raw`."""
     perplexity: float
-    sample_ids: Annotated[NDArray[np.int64], TO_LIST]
+    sample_ids: Annotated[Int64s, TO_LIST]
     """int64 [m], ascending."""
     points: Annotated[dict[str, Points], AsJson(lambda sides: {side: at.xy.tolist() for side, at in sides.items()})]
     """Side of the state -> points; without temperatures, the side it would have."""
     colouring: Hidden[Colouring | None]
     """None if the dataset has fewer than two classes or too many."""
-    similarity: Hidden[NDArray[np.float32] | None]
+    similarity: Hidden[Float32s | None]
     """float32 [m]: cosine similarity of each picture and its caption; None without captions."""
 
 
-def embedding_map(
-    inspection: Inspection,
-    survey: Survey,
-    on_progress: OnTask = lambda what, done, total: None,
-    asked: Asked = DEFAULT,
-    by: str = CLASS_COLUMN,
-) -> EmbeddingMap | None:
+def embedding_map(inspection: Inspection, survey: Survey, on_progress: OnTask, asked: Asked) -> EmbeddingMap | None:
     """Embed up to 2,000 stratified samples and the coldest and hottest of each side, and project them by t-SNE.
 
-    All samples come from the survey's pool. by: the column that classes them, as codes_of. Returns None if no map can
-    be made; the inspection's notes get the reason, and any caveat about a map.
-    Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
+    All samples come from the survey's pool, and their classes are the survey's. Returns None if no map can be made; the
+    inspection's notes get the reason, and any caveat about a map. Source: iSogCLR (ICML 2023) Figures 5 and 6, right.
     """
     try:
-        return _made(inspection, survey, asked, by, on_progress)
+        return _made(inspection, survey, asked, on_progress)
     except (RunError, ConfigError, DatasetError, OSError) as error:
         inspection.notes.append(f"There is no map of the embeddings: {error}")
         return None
 
 
-def _made(inspection: Inspection, survey: Survey, asked: Asked, by: str, on_progress: OnTask) -> EmbeddingMap:
-    pool, visited = survey.pool, len(survey.pool.sample_ids)
+def _made(inspection: Inspection, survey: Survey, asked: Asked, on_progress: OnTask) -> EmbeddingMap:
+    pool, classes, visited = survey.pool, survey.classes, len(survey.pool.sample_ids)
     if visited < MIN_SAMPLES:
         raise RunError(f"it needs {MIN_SAMPLES} visited samples, but there are only {visited}; try again later")
-    classes = _classes(inspection, pool, by)
     ends = {side: _ends(tau) for side, tau in pool.tau.items()}
     places = np.unique(np.concatenate([_stratified(pool, classes), *(end for both in ends.values() for end in both)]))
     ids, embedding = pool.sample_ids[places], partial(on_progress, "embeddings")
@@ -112,30 +102,24 @@ def _made(inspection: Inspection, survey: Survey, asked: Asked, by: str, on_prog
 
     # For rows of norm 1 the squared distance is 2 - 2 cosine.
     tsne = TSNE(perplexity=perplexity, init="pca", learning_rate="auto", random_state=SEED)
-    xy: list[NDArray[np.float32]] = np.split(tsne.fit_transform(np.concatenate(features)), len(features))
+    xy: list[Float32s] = np.split(tsne.fit_transform(np.concatenate(features)), len(features))
     on_progress("t-SNE", 1, 1)
     points = {}
     for side, at in zip(ANCHORS[len(features)], xy, strict=True):
         tau, marked = pool.tau.get(side), [np.isin(places, end) for end in ends.get(side, ((), ()))]
         points[side] = Points(at, None if tau is None else tau[places], *marked)
-    return EmbeddingMap(
-        sample_ids=ids,
-        points=points,
-        colouring=_colouring(classes, places),
-        similarity=(features[0] * features[1]).sum(1) if len(features) == 2 else None,
-        checkpoint=of.checkpoint,
-        perplexity=perplexity,
-        weights=of.weights,
-    )
+    colouring = _colouring(classes, places)
+    similarity = (features[0] * features[1]).sum(1) if len(features) == 2 else None
+    return EmbeddingMap(of.checkpoint, of.weights, perplexity, ids, points, colouring, similarity)
 
 
-def _ends(tau: NDArray[np.float32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _ends(tau: Float32s) -> tuple[Int64s, Int64s]:
     """Return the indices of the coldest and of the hottest samples; among equals, the first."""
     count = min(MARKED, len(tau) // 10) if np.ptp(tau) else 0
     return np.argsort(tau, kind="stable")[:count], np.argsort(-tau, kind="stable")[:count]
 
 
-def _stratified(pool: Pool, classes: TauGroups | None) -> NDArray[np.int64]:
+def _stratified(pool: Pool, classes: TauGroups | None) -> Int64s:
     """Return indices of up to MAX_SAMPLES samples of the pool: a few per class, the others drawn from all.
 
     Without classes, samples are drawn evenly from twenty quantile bins of tau, or without it from all.
@@ -157,22 +141,7 @@ def _stratified(pool: Pool, classes: TauGroups | None) -> NDArray[np.int64]:
     return shuffled[np.argsort(~comes_first, kind="stable")[:MAX_SAMPLES]]
 
 
-def _classes(inspection: Inspection, pool: Pool, column: str) -> TauGroups | None:
-    """Group the pool by a column, without temperatures; None with fewer than two groups."""
-    if inspection.dataset is None:
-        return None
-    try:
-        counts = GroupCounts(column, *codes_of(inspection.dataset, column), {})
-    except TooManyGroupsError:
-        return None
-    everything = range(inspection.state.samples)
-    kept = inspection.state.is_kept(0, len(everything))
-    counts.add(everything, kept, kept, {})
-    groups = counts.result(pool.sample_ids, {})
-    return groups if groups and len(groups.names) > 1 else None
-
-
-def _colouring(classes: TauGroups | None, places: NDArray[np.int64]) -> Colouring | None:
+def _colouring(classes: TauGroups | None, places: Int64s) -> Colouring | None:
     if classes is None:
         return None
     codes = classes.pool_codes[places]

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ....pipeline.dataset.raw_bytes import Descriptor
-from ....storage.files import refuse_link, written_aside
+from ....pipeline.dataset.raw_bytes import read_at
+from ....storage.files import RegularFile, refuse_link, written_aside
 from ....storage.kernels import kernel
 from ....storage.sealed_json import DamagedJSONError, seal_line, unseal
 from ....trainer.errors import RunError
+from .. import Float32s, Int64s
 
 NAME = "features.f16"
 HEADER_BYTES = 4096
@@ -47,6 +48,9 @@ class FeaturesOf(BaseModel):
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of everything that determines the features: the checkpoint's digests and the settings of the encoders."""
 
+    def __str__(self) -> str:
+        return f"{self.checkpoint} ({self.weights} weights, {self.samples:,} samples, {self.digest[:12]}…)"
+
 
 class _Header(FeaturesOf):
     rows: int = Field(ge=1, lt=1 << 40)
@@ -59,7 +63,7 @@ class _Header(FeaturesOf):
 class FeaturesFile:
     """Features of norm 1: side 0 holds the pictures', side 1 the captions', or each those of a view. Thread-safe."""
 
-    drawn: NDArray[np.int64] | None = None
+    drawn: Int64s | None = None
     """int64 [rows], ascending: the samples whose features these are; None: all."""
 
     def __init__(self, path: Path, of: FeaturesOf | None = None) -> None:
@@ -69,12 +73,12 @@ class FeaturesFile:
         """
         refuse_link(path)
         try:
-            self._file = Descriptor(path)
+            self._file = RegularFile(path)
         except FileNotFoundError:
             raise UnusableFeaturesError(f"{path} does not exist") from None
         self.path, text = path, np.empty(HEADER_BYTES, np.uint8)
         try:
-            if not self._file.read(0, text):
+            if not read_at(self._file.number, 0, text):
                 raise DamagedJSONError("it was cut short")
             header = _Header.model_validate(unseal(text.tobytes().rstrip()))
         except (DamagedJSONError, ValidationError) as error:
@@ -82,21 +86,19 @@ class FeaturesFile:
             raise UnusableFeaturesError(f"{path} is not a file of features: {reason}") from error
         self.of = FeaturesOf(**header.model_dump(exclude={"rows", "sides", "dim"}))
         self.samples, self.sides, self.dim = header.rows, header.sides, header.dim
+        self._row_bytes = 2 * self.sides * self.dim
         self._begin = HEADER_BYTES + 8 * (self.samples if self.samples != header.samples else 0)
-        if self._file.bytes != (expected := self._begin + self.samples * self._row_bytes):
-            raise UnusableFeaturesError(f"{path} has {self._file.bytes:,} bytes, not {expected:,}: it was cut short")
+        if self._file.size != (expected := self._begin + self.samples * self._row_bytes):
+            raise UnusableFeaturesError(f"{path} has {self._file.size:,} bytes, not {expected:,}: it was cut short")
         if self._begin > HEADER_BYTES:
             self.drawn = ids = np.empty(self.samples, "<i8")
-            self._file.read(HEADER_BYTES, ids.view(np.uint8))
+            read_at(self._file.number, HEADER_BYTES, ids.view(np.uint8))
             if not (ids[0] >= 0 and ids[-1] < header.samples and (ids[1:] > ids[:-1]).all()):
                 raise UnusableFeaturesError(f"{path} is damaged: it names samples that the dataset does not have")
         if of is not None and self.of != of:
-            raise UnusableFeaturesError(
-                f"{path} holds the features of {self._described(self.of)}, which differ from "
-                f"those of {self._described(of)}"
-            )
+            raise UnusableFeaturesError(f"{path} holds the features of {self.of}, which differ from those of {of}")
 
-    def rows(self, sample_ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    def rows(self, sample_ids: Int64s) -> Float32s:
         """Return the features of samples, ids int64 [m] in 0 … n - 1, float32 [m, sides, d].
 
         Raises RunError if they cannot be read or are damaged.
@@ -106,42 +108,30 @@ class FeaturesFile:
             self._read(sample_id, stored[place : place + 1])
         return self._decoded(stored, np.empty(stored.shape, np.float32))
 
-    def blocks(
-        self, start: int = 0, stop: int | None = None, rows: int = FEATURE_ROWS_AT_ONCE
-    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield the id of the first sample of each block and its features, float32 [rows or fewer, sides, d].
+    def blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, Float32s]]:
+        """Yield the id of the first sample of each block and its features, float32 [up to 1024, sides, d].
 
         The next block overwrites the memory of the one before. Raises as `rows`.
         """
         stop = self.samples if stop is None else stop
-        stored = np.empty((rows, self.sides * self.dim), np.uint16)
+        stored = np.empty((FEATURE_ROWS_AT_ONCE, self.sides * self.dim), np.uint16)
         decoded = np.empty(stored.shape, np.float32)
-        for first in range(start, stop, rows):
-            count = min(rows, stop - first)
+        for first in range(start, stop, FEATURE_ROWS_AT_ONCE):
+            count = min(FEATURE_ROWS_AT_ONCE, stop - first)
             self._read(first, stored[:count])
             yield first, self._decoded(stored[:count], decoded[:count])
 
-    @property
-    def _row_bytes(self) -> int:
-        return 2 * self.sides * self.dim
-
     def _read(self, first: int, stored: NDArray[np.uint16]) -> None:
-        if not self._file.read(self._begin + first * self._row_bytes, stored.reshape(-1).view(np.uint8)):
+        if not read_at(self._file.number, self._begin + first * self._row_bytes, stored.reshape(-1).view(np.uint8)):
             raise RunError(f"{self.path} cannot be read at sample {first}: it was cut short or the disk is failing")
 
-    def _decoded(self, stored: NDArray[np.uint16], into: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _decoded(self, stored: NDArray[np.uint16], into: Float32s) -> Float32s:
         if not _decode(stored, into.view(np.uint32)):
             raise RunError(f"{self.path} is damaged: it holds features that are not of norm 1; remove it")
         return into.reshape(-1, self.sides, self.dim)
 
-    @staticmethod
-    def _described(of: FeaturesOf) -> str:
-        return f"{of.checkpoint} ({of.weights} weights, {of.samples:,} samples, {of.digest[:12]}…)"
 
-
-def write_features(
-    path: Path, of: FeaturesOf, batches: Iterable[NDArray[np.float32]], drawn: NDArray[np.int64] | None = None
-) -> None:
+def write_features(path: Path, of: FeaturesOf, batches: Iterable[Float32s], drawn: Int64s | None = None) -> None:
     """Write features atomically. batches: float32 [any, sides, d] in id order, rows of norm 1.
 
     drawn: int64 [rows], ascending, the samples whose features these are; None: all.

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....pipeline.cores import cores
-from .. import OnDone
-from ..json_fields import TO_LIST, AsJson, named
+from .. import TO_LIST, AsJson, Float32s, Float64s, Int64s, OnDone, named, silent
 from ..opening import check_ids
 from .confirmation import MAX_NEGATIVES
 from .features_file import FeaturesFile
@@ -32,11 +30,11 @@ _CURVE_RANKS = 200
 class Ranking:
     """Other samples, the most similar first; of ties, the lowest ids first."""
 
-    sample_ids: Annotated[NDArray[np.int64], TO_LIST]
+    sample_ids: Annotated[Int64s, TO_LIST]
     """int64 [k]."""
-    similarity: Annotated[NDArray[np.float32], TO_LIST]
+    similarity: Annotated[Float32s, TO_LIST]
     """float32 [k]: cosine similarity of the features."""
-    weights: Annotated[NDArray[np.float64] | None, AsJson(lambda p: p if p is None else p.tolist()), named("p")] = None
+    weights: Annotated[Float64s | None, AsJson(lambda p: p if p is None else p.tolist()), named("p")] = None
     """float64 [k]: p*, the softmax over all negatives; None without a temperature."""
     curve: Annotated[list[tuple[int, float]] | None, named("p_by_rank")] = None
     """Ranks of negatives, 1 for the most similar one up to their number, and p* there; None without a temperature."""
@@ -65,8 +63,7 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
     The weights are p*_ij = exp((s_ij - s_ii) / tau_i) / sum_k exp((s_ik - s_ii) / tau_i) over all other samples: the
     distribution over the negatives at which the robust loss takes its worst case (iSogCLR eq 6, Figure 3, appendix A).
     The similarity s_ii of the positive pair cancels, so a run on images needs no second view: one without augmentation
-    stands for both views of each sample.
-    Raises ConfigError for an unknown id, RunError for a damaged file.
+    stands for both views of each sample. Raises ConfigError for an unknown id, RunError for a damaged file.
     """
     check_ids([sample_id], features.samples)
     (own,) = features.rows(np.array([sample_id]))
@@ -91,7 +88,7 @@ def find_neighbours(features: FeaturesFile, sample_id: int, count: int, tau: Map
     )
 
 
-def _ranking(similarity: NDArray[np.float32], count: int, tau: float | None = None) -> Ranking:
+def _ranking(similarity: Float32s, count: int, tau: float | None = None) -> Ranking:
     """Rank the most similar of all samples, float32 [n], -inf for the sample itself."""
     count = min(count, len(similarity) - 1)
     places = np.flatnonzero(similarity >= np.partition(similarity, -count)[-count])
@@ -108,7 +105,7 @@ def _ranking(similarity: NDArray[np.float32], count: int, tau: float | None = No
     return Ranking(ids, shown, np.exp(differences[ids].astype(np.float64) / tau) / total, curve)
 
 
-def margins(features: FeaturesFile, on_progress: OnDone = lambda done, total: None) -> NDArray[np.float32]:
+def margins(features: FeaturesFile, on_progress: OnDone = silent) -> Float32s:
     """Return each sample's margin, the cosine of its pair minus that of its hardest negative, float32 [n], in one pass.
 
     The negatives are the same 4,096 random samples for all, or all others where there are no more: their captions for

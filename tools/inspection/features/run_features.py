@@ -4,42 +4,33 @@ They are of all samples, for neighbours and duplicates, or of samples drawn from
 a minute, for figures that need no more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ....pipeline.errors import DatasetError
 from ....pipeline.opening import Dataset
-from ....state_store import StateReader
 from ....state_store.errors import StateStoreError
+from ....state_store.reader import StateReader
 from ....state_store.schema import VISITS
 from ....storage.files import refuse_link
 from ....storage.place import Place
 from ....trainer.checkpoints.checkpoint_files import LATEST, checkpoints_in, latest_checkpoint, read_info
-from ....trainer.config import TrainConfig
+from ....trainer.config import TrainConfig, Weights
 from ....trainer.errors import ConfigError, RunError
 from ....trainer.run_directory import RunDirectory, find_checkpoint, load_found
-from .. import OnDone
+from .. import Float32s, Int64s, OnDone, silent
 from ..opening import Inspection, read_run
 from .features_file import NAME, FeaturesFile, FeaturesOf, UnusableFeaturesError, write_features
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from ....trainer.config import Weights
-    from ....trainer.encoders import Encoders
-
 
 DRAWN = "drawn.f16"
 """Of the latest checkpoint; of an older one, `drawn-step-N.f16`."""
@@ -50,6 +41,9 @@ LEAST_DRAWN, MOST_DRAWN, MOST_AT_END, SECONDS = 4096, 1 << 20, 20_000, 60.0
 _CANDIDATES = 4
 """Ids drawn for each one wanted, some of which were never visited."""
 _log = logging.getLogger(__name__)
+
+MadeOf = tuple[Dataset, Place, FeaturesOf]
+"""Dataset and checkpoint of features, and what else determines them."""
 
 
 class Asked(NamedTuple):
@@ -66,9 +60,7 @@ class Asked(NamedTuple):
 DEFAULT = Asked()
 
 
-def run_features(
-    inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = lambda done, total: None
-) -> FeaturesFile:
+def run_features(inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = silent) -> FeaturesFile:
     """Open the features of all samples in `folder`, an existing directory; make them first where they do not fit.
 
     They are those of the checkpoint of the snapshot's step, else of the latest, which is noted.
@@ -85,7 +77,7 @@ def run_features(
     return FeaturesFile(path, of)
 
 
-def wanted_features(inspection: Inspection, asked: Asked, *, drawn: bool = False) -> tuple[Dataset, Place, FeaturesOf]:
+def wanted_features(inspection: Inspection, asked: Asked, *, drawn: bool = False) -> MadeOf:
     """Return the dataset, the snapshot's checkpoint, and what determines its features, of all or drawn samples."""
     if (dataset := inspection.dataset) is None:
         raise RunError("features need the run's dataset; pass its path with --data")
@@ -96,10 +88,8 @@ def wanted_features(inspection: Inspection, asked: Asked, *, drawn: bool = False
     if info.dataset_fingerprint != dataset.index.fingerprint:
         raise RunError(f"{checkpoint} belongs to another dataset than {dataset.place}; it may be another run's")
     if snapshot and info.snapshot != snapshot.id:
-        note = (
-            f"No checkpoint belongs to the snapshot {snapshot.tag}: its temperatures are combined "
-            f"with the features of checkpoint {checkpoint.name}."
-        )
+        combined = f"its temperatures are combined with the features of checkpoint {checkpoint.name}"
+        note = f"No checkpoint belongs to the snapshot {snapshot.tag}: {combined}."
         inspection.notes[:] = dict.fromkeys([*inspection.notes, note])  # it may have been noted before
     weights = config.model.chosen_weights(asked.weights)
     view = config.data.model_dump(mode="json", include={"recipe", "image_size"})
@@ -111,8 +101,8 @@ def wanted_features(inspection: Inspection, asked: Asked, *, drawn: bool = False
 
 
 def features_of(
-    inspection: Inspection, ids: NDArray[np.int64], views: int, asked: Asked, on_progress: OnDone
-) -> tuple[FeaturesOf, list[NDArray[np.float32]]]:
+    inspection: Inspection, ids: Int64s, views: int, asked: Asked, on_progress: OnDone
+) -> tuple[FeaturesOf, list[Float32s]]:
     """Return features of samples, at least one, by the snapshot's encoders, float32 [m, d] a side, rows of norm 1.
 
     views: augmented ones of each picture; 0: the picture itself, and for pairs the caption.
@@ -124,50 +114,35 @@ def features_of(
 
 def checkpoint_features(
     config: TrainConfig,
-    made_of: tuple[Dataset, Place, FeaturesOf],
-    ids: NDArray[np.int64],
+    made_of: MadeOf,
+    ids: Int64s,
     asked: Asked,
     on_progress: OnDone,
     views: Iterable[int] | None = None,
-) -> Generator[NDArray[np.float32], None, None]:
-    """Yield features of samples by a checkpoint's encoders, as feature_batches; made_of: from wanted_features.
+    tokens_of: RunDirectory | None = None,
+) -> Generator[Float32s, None, None]:
+    """Yield features of samples in the order of the ids, float32 [up to 256, sides, d], on the GPU if there is one.
 
-    views: None: those of the file that `made_of` describes.
+    made_of: as from wanted_features. views: numbers of augmented views of each picture, one after another; 0: the
+    picture itself, and its caption; None: those of the file that `made_of` describes. tokens_of: a run whose tokenizer
+    reads the captions; None: the dataset's tokens are used.
     """
-    from ....trainer.evaluation.features import restore_encoders
+    from ....trainer.evaluation.evaluate import tokenizer_of
+    from ....trainer.evaluation.features import restore_encoders, some_features
+    from ....trainer.run.build import device_named, recipe_named
 
     dataset, checkpoint, of = made_of
     on_progress(0, len(ids))
     _, training = load_found(checkpoint)
-    tokenizer = dataset.index.tokenizer
-    encoders = restore_encoders(config, checkpoint, training, tokenizer, of.weights, allow_code=asked.allow_code)
-    shown = dict.fromkeys([0, of.views]) if views is None else views
-    yield from feature_batches(encoders, dataset, ids, config, shown, on_progress)
-
-
-def feature_batches(
-    encoders: Encoders,
-    dataset: Dataset,
-    ids: NDArray[np.int64],
-    config: TrainConfig,
-    views: Iterable[int],
-    on_progress: OnDone,
-    tokenizer: Tokenizer | None = None,
-) -> Generator[NDArray[np.float32], None, None]:
-    """Yield features of samples in the order of the ids, float32 [up to 256, sides, d], on the GPU if there is one.
-
-    views: numbers of augmented views of each picture, one after another; 0: the picture itself, and its caption.
-    tokenizer: None: the dataset's tokens are used.
-    """
-    from ....trainer.evaluation.features import some_features
-    from ....trainer.run.build import device_named, recipe_named
-
+    tokenizer, sizes = None, dataset.index.tokenizer
+    if tokens_of:
+        tokenizer, sizes, _ = tokenizer_of(tokens_of)
+    encoders = restore_encoders(config, checkpoint, training, sizes, of.weights, allow_code=asked.allow_code)
     device, done = device_named("auto"), 0
     how = (encoders.to(device), dataset, ids, recipe_named(config.data.recipe), config.data.image_size, device)
     with ExitStack() as opened:
-        made = [
-            opened.enter_context(closing(some_features(*how, views=number, tokenizer=tokenizer))) for number in views
-        ]
+        views = dict.fromkeys([0, of.views]) if views is None else views
+        made = [opened.enter_context(closing(some_features(*how, views=each, tokenizer=tokenizer))) for each in views]
         for parts in zip(*made, strict=True):
             on_progress(done := done + len(parts[0][0]), len(ids))
             yield np.stack([side.cpu().numpy() for part in parts for side in part], axis=1)
@@ -178,9 +153,9 @@ class SampleFeatures:
     """The features of m samples, in memory or in a file."""
 
     of: FeaturesOf
-    sample_ids: NDArray[np.int64]
+    sample_ids: Int64s
     """int64 [m], ascending."""
-    rows: Callable[[NDArray[np.int64]], NDArray[np.float32]]
+    rows: Callable[[Int64s], Float32s]
     """Return the features of samples by their places, int64 [k] in 0 … m - 1: float32 [k, sides, d], rows of norm 1."""
 
     def __len__(self) -> int:
@@ -194,9 +169,7 @@ def visited_features(file: FeaturesFile, reader: StateReader, planted: ArrayLike
     return SampleFeatures(file.of, ids[rows], lambda places: file.rows(rows[places]))
 
 
-def drawn_features(
-    inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = lambda done, total: None
-) -> FeaturesFile:
+def drawn_features(inspection: Inspection, folder: Path, asked: Asked, on_progress: OnDone = silent) -> FeaturesFile:
     """Open the features of all samples, or of enough drawn ones, in `folder` or the run's report; else make drawn ones.
 
     Of pairs, side 0 holds the pictures' and side 1 the captions'; of images, side 0 the plain pictures' and the others
@@ -209,12 +182,10 @@ def drawn_features(
     wanted = LEAST_DRAWN if asked.samples is None else asked.samples
     kept_in = dict.fromkeys((folder, inspection.run.report))
     for path in (place / name for place in kept_in for name in (NAME, own)):
-        try:
+        with suppress(UnusableFeaturesError):
             kept = FeaturesFile(path, made_of[2])
-        except UnusableFeaturesError:
-            continue
-        if kept.samples >= min(wanted, inspection.state.kept):
-            return kept
+            if kept.samples >= min(wanted, inspection.state.kept):
+                return kept
     if not wanted:
         raise RunError("no features are kept of this snapshot, and none are to be made")
     ids = visited_samples(inspection.state, asked.samples or MOST_DRAWN)
@@ -223,7 +194,7 @@ def drawn_features(
     return _made(inspection, made_of, ids, least, folder / own, asked, on_progress)
 
 
-def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: None) -> None:
+def keep_features(run: RunDirectory, on_progress: OnDone = silent) -> None:
     """Make the features of MOST_AT_END drawn samples of a run that has ended, as far as a minute allows.
 
     Not of a run on fewer than LEAST_DRAWN samples, which `inspect` makes while one waits.
@@ -241,7 +212,7 @@ def keep_features(run: RunDirectory, on_progress: OnDone = lambda done, total: N
         _log.warning("no features are kept for `thermopile inspect`, which makes its own: %s", error)
 
 
-def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
+def visited_samples(reader: StateReader, count: int) -> Int64s:
     """Return `count` visited samples in random order, or all if they are fewer; the same ones in every call."""
     random = np.random.default_rng(2027)
     if reader.samples <= _CANDIDATES * count:
@@ -252,16 +223,10 @@ def visited_samples(reader: StateReader, count: int) -> NDArray[np.int64]:
 
 
 def _made(
-    inspection: Inspection,
-    made_of: tuple[Dataset, Place, FeaturesOf],
-    ids: NDArray[np.int64],
-    least: int,
-    path: Path,
-    asked: Asked,
-    on_progress: OnDone,
+    inspection: Inspection, made_of: MadeOf, ids: Int64s, least: int, path: Path, asked: Asked, on_progress: OnDone
 ) -> FeaturesFile:
     """Write the features of samples, in this order `least` of them and more while the time lasts."""
-    features, begun = list[NDArray[np.float32]](), time.monotonic()
+    features, begun = list[Float32s](), time.monotonic()
     with closing(checkpoint_features(inspection.config, made_of, ids, asked, on_progress)) as batches:
         for batch in batches:
             features.append(batch)

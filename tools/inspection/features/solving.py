@@ -6,17 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....pipeline.opening import Dataset
 from ....trainer.errors import RunError
-from ....trainer.run_directory import RunDirectory, find_checkpoint, load_found
+from ....trainer.run_directory import RunDirectory, find_checkpoint
 from ....trainer.solved_temperatures import Bounds, Solved, solve
-from .. import OnDone
-from ..json_fields import AsJson, Hidden, named
+from .. import AsJson, Float32s, Float64s, Hidden, Int64s, OnDone, named, silent
 from ..opening import Inspection
 from .features_file import FeaturesOf
-from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, feature_batches
+from .run_features import DRAWS, LEAST_DRAWN, Asked, SampleFeatures, checkpoint_features
 
 OTHERS = 8192
 """Negatives that each sample is compared with; with fewer, ranks and deviations get worse (docs/figures_inspect.md)."""
@@ -32,11 +30,11 @@ class SolvedTemperatures:
     """The temperatures at which rho binds, of m samples."""
 
     rho: float
-    sample_ids: Annotated[NDArray[np.int64], AsJson(len), named("samples")]
+    sample_ids: Annotated[Int64s, AsJson(len), named("samples")]
     """int64 [m], ascending."""
     sides: Hidden[dict[str, Solved]]
     """By side of the state, float32 [m] each."""
-    learned: Hidden[dict[str, NDArray[np.float32]]]
+    learned: Hidden[dict[str, Float32s]]
     """By side, float32 [m]: tau of the snapshot; empty if the objective has none."""
     others: int
     """How many samples each was compared with."""
@@ -54,11 +52,7 @@ class SolvedTemperatures:
 
 
 def solved_temperatures(
-    inspection: Inspection,
-    features: SampleFeatures,
-    rho: float,
-    places: NDArray[np.int64] | None = None,
-    on_progress: OnDone = lambda done, total: None,
+    inspection: Inspection, features: SampleFeatures, rho: float, places: Int64s | None, on_progress: OnDone
 ) -> SolvedTemperatures:
     """Solve the temperatures of all samples with features, or of those at chosen places, int64 [m], against OTHERS.
 
@@ -111,7 +105,7 @@ def _mean(draws: list[Solved], bounds: Bounds) -> Solved:
 
 
 def direction(
-    inspection: Inspection, features: SampleFeatures, near: Mapping[str, NDArray[np.float64]], places: NDArray[np.int64]
+    inspection: Inspection, features: SampleFeatures, near: Mapping[str, Float64s], places: Int64s
 ) -> dict[str, dict[float, float | None]]:
     """Return Spearman's correlation of solved temperatures and the number of near samples, by side and rho.
 
@@ -122,7 +116,7 @@ def direction(
     some = slice(0, 1500)
     found: dict[str, dict[float, float | None]] = {}
     for rho in RHOS:
-        for side, solved in solved_temperatures(inspection, features, rho, places[some]).sides.items():
+        for side, solved in solved_temperatures(inspection, features, rho, places[some], silent).sides.items():
             differ = min(len(np.unique(values)) for values in (solved.tau, near[side][some])) > 1
             correlation = float(spearmanr(solved.tau, near[side][some]).statistic) if differ else None
             found.setdefault(side, {})[rho] = correlation
@@ -130,21 +124,13 @@ def direction(
 
 
 def solve_other(
-    run: RunDirectory,
-    dataset: Dataset,
-    at: str,
-    asked: Asked,
-    rho: float | None,
-    on_progress: OnDone = lambda done, total: None,
+    run: RunDirectory, dataset: Dataset, at: str, asked: Asked, rho: float | None, on_progress: OnDone = silent
 ) -> SolvedTemperatures:
     """Solve temperatures of random samples of another dataset than the run's, against one another.
 
     at: checkpoint, `latest` or step-N. asked.samples: how many; None: LEAST_DRAWN. rho: None: the run's. Captions get
     the run's own tokens. Raises RunError without a rho, captions or a checkpoint, ConfigError, DatasetError, OSError.
     """
-    from ....trainer.evaluation.evaluate import tokenizer_of
-    from ....trainer.evaluation.features import restore_encoders
-
     config = run.config()
     objective, is_paired = config.objective, config.objective.mode == "bimodal"
     if (rho := objective.settings.get("rho") if rho is None else rho) is None:
@@ -152,14 +138,10 @@ def solve_other(
     if is_paired and dataset.index.mode != "pairs":
         raise RunError(f"{dataset.place} has no captions, which the run compares pictures with")
     ids = np.sort(np.random.default_rng(2030).permutation(dataset.n)[: asked.samples or LEAST_DRAWN])
-    on_progress(0, len(ids))
     checkpoint, weights = find_checkpoint(run, at), config.model.chosen_weights(asked.weights)
-    info, training = load_found(checkpoint)
-    tokenizer, sizes, _ = tokenizer_of(run, info, config.data.places) if is_paired else (None, None, b"")
-    encoders = restore_encoders(config, checkpoint, training, sizes, weights, allow_code=asked.allow_code)
     views = 0 if is_paired else 2 * DRAWS
-    shown = dict.fromkeys([0, views])
-    made = [*feature_batches(encoders, dataset, ids, config, shown, on_progress, tokenizer)]
     of = FeaturesOf(samples=dataset.n, views=views, checkpoint=checkpoint.name, weights=weights, digest="0" * 64)
-    features = SampleFeatures(of, ids, np.concatenate(made).__getitem__)
-    return solved_temperatures(Inspection(run, config, None, dataset, []), features, rho)
+    tokens_of = run if is_paired else None
+    made = checkpoint_features(config, (dataset, checkpoint, of), ids, asked, on_progress, tokens_of=tokens_of)
+    features = SampleFeatures(of, ids, np.concatenate([*made]).__getitem__)
+    return solved_temperatures(Inspection(run, config, None, dataset, []), features, rho, None, silent)

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import rankdata
+
+from .. import Bools, Float32s, Float64s, Int64s
 
 END_SHARE = 0.02
 """Share of the samples that make an end."""
@@ -30,7 +31,6 @@ class Association:
 
     end: End
     of: str
-    """The property's name."""
     area: float
     """Probability that a sample of the end has a higher value than another one, ties counted half: 0 … 1."""
     low: float
@@ -52,18 +52,14 @@ class Association:
 
 
 def associations(
-    tau: NDArray[np.float32],
-    properties: Mapping[str, NDArray[np.float64]],
-    near: str | None = None,
-    groups: Mapping[str, NDArray[np.int64]] | None = None,
+    tau: Float32s, properties: Mapping[str, Float64s], near: str | None = None, groups: dict[str, Int64s] | None = None
 ) -> list[Association]:
     """Compare the lowest and the highest 2 % of temperatures with the rest, the strongest association first.
 
     tau: float32 [m]; 0 and infinity are ends of their own, NaN is left out. properties: float64 [m] each, by name; NaN
     where a sample has none. near: which of them is the number of near samples by the same features. groups: int64 [m],
-    of properties that all samples of a group share, such as the size of their class.
-    The intervals are DeLong's (Biometrics 1988), with groups Obuchowski's (Biometrics 1997), for as many comparisons as
-    are made.
+    of properties that all samples of a group share, such as the size of their class. The intervals are DeLong's
+    (Biometrics 1988), with groups Obuchowski's (Biometrics 1997), for as many comparisons as are made.
     """
     ends = ends_of(tau)
     asked = [(end, name) for end in ENDS for name in properties]
@@ -85,31 +81,24 @@ def associations(
     return sorted(found, key=lambda each: -abs(each.area - 0.5))
 
 
-def ends_of(tau: NDArray[np.float32]) -> dict[End, NDArray[np.bool_]]:
+def ends_of(tau: Float32s) -> dict[End, Bools]:
     """Return the samples at each end of m temperatures, bool [m], with all of the last one's if they are not too many.
 
     Empty ends where there are too few temperatures.
     """
-    count = max(MIN_IN_END, round(END_SHARE * int((~np.isnan(tau)).sum())))
-    found: dict[End, NDArray[np.bool_]] = {}
+    known, found = ~np.isnan(tau), dict[End, Bools]()
+    count = max(MIN_IN_END, round(END_SHARE * int(known.sum())))
+    if known.sum() < 4 * count:
+        return {end: np.zeros(len(tau), np.bool_) for end in ENDS}
     for end in ENDS:
-        values = np.where(np.isnan(tau), np.inf, tau if end == "lowest" else -tau)
-        known = ~np.isnan(tau)
-        if known.sum() < 4 * count:
-            found[end] = np.zeros(len(tau), np.bool_)
-            continue
+        values = np.where(known, tau if end == "lowest" else -tau, np.inf)
         last = np.partition(values, count - 1)[count - 1]
         tied = known & (values <= last)
         found[end] = tied if tied.sum() <= MOST * known.sum() else known & (values < last)
     return found
 
 
-def area_under_curve(
-    values: NDArray[np.float64],
-    is_end: NDArray[np.bool_],
-    is_rest: NDArray[np.bool_],
-    groups: NDArray[np.int64] | None = None,
-) -> tuple[float, float]:
+def area_under_curve(values: Float64s, is_end: Bools, is_rest: Bools, groups: Int64s | None) -> tuple[float, float]:
     """Return the area under the receiver operating characteristic and its standard deviation.
 
     values: float64 [m]. groups: int64 [m], samples that do not count as independent; None: all do.
@@ -128,13 +117,11 @@ def area_under_curve(
     return area, float(np.sqrt((added**2).sum()))
 
 
-def _within(
-    values: NDArray[np.float64], known: NDArray[np.bool_], is_end: NDArray[np.bool_], near: NDArray[np.float64]
-) -> float | None:
+def _within(values: Float64s, known: Bools, is_end: Bools, near: Float64s) -> float | None:
     usable = known & ~np.isnan(values)
     tenth = np.minimum((rankdata(near, "average") - 1) / len(near) // 0.1, 9).astype(int)
     most = int(np.bincount(tenth[is_end], minlength=10).argmax())
     inside = usable & (tenth == most)
     if (inside & is_end).sum() < MIN_IN_END or (inside & ~is_end).sum() < MIN_IN_END:
         return None
-    return area_under_curve(values, inside & is_end, inside & ~is_end)[0]
+    return area_under_curve(values, inside & is_end, inside & ~is_end, None)[0]

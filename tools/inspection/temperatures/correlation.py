@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from .. import Float32s, Float64s, Int64s
 from .distribution import Distribution
 
 JOINT_BINS = 60
@@ -25,9 +26,9 @@ NO_GROUP = -1
 class Joint(NamedTuple):
     """Two temperatures per sample: of both sides, or at two snapshots."""
 
-    counts: NDArray[np.int64]
+    counts: Int64s
     """int64 [bins, bins]: rows are bins of the first value, ascending."""
-    edges: tuple[NDArray[np.float64], NDArray[np.float64]]
+    edges: tuple[Float64s, Float64s]
     """Bin edges of the first and of the second value, float64 [bins + 1]."""
     spearman: float | None
     """Rank correlation over the samples; None if either value is constant."""
@@ -42,7 +43,7 @@ class JointCounts:
         self._counts = np.zeros([len(edges) - 1 for edges in self._edges], np.int64)
         self._products = np.zeros(3)  # of the centred ranks: 1 × 1, 2 × 2, 1 × 2
 
-    def add(self, first: NDArray[np.float32], second: NDArray[np.float32]) -> None:
+    def add(self, first: Float32s, second: Float32s) -> None:
         """Count pairs, float32 [m] each."""
         places, ranks = [], []
         for values, edges, distribution in zip((first, second), self._edges, self._distributions, strict=True):
@@ -112,9 +113,7 @@ class Correlation:
         return {**fields(self), "strength": self.strength, "certainty": self.certainty}
 
 
-def correlate(
-    sizes: NDArray[np.int64], mean_tau: NDArray[np.float64], codes: NDArray[np.int64], tau: NDArray[np.float32]
-) -> Correlation | None:
+def correlate(sizes: Int64s, mean_tau: Float64s, codes: Int64s, tau: Float32s) -> Correlation | None:
     """Compute Spearman's correlation of group size and mean tau, and its control; None if there is nothing to rank.
 
     sizes int64, mean_tau float64 [groups]; NaN means not visited. codes, tau: [p], of the pool: all visited samples or
@@ -134,7 +133,7 @@ def correlate(
     return Correlation(spearman, _p_value(sizes, mean_tau), *chance)
 
 
-def mean_by_group(codes: NDArray[np.integer], tau: NDArray[np.float32], groups: int) -> NDArray[np.float64]:
+def mean_by_group(codes: NDArray[np.integer], tau: Float32s, groups: int) -> Float64s:
     """Return the mean of tau, float32 [m], per group, float64 [groups]; NaN for a group without samples."""
     known = codes != NO_GROUP
     sums = np.bincount(codes[known], weights=tau[known], minlength=groups)
@@ -144,7 +143,7 @@ def mean_by_group(codes: NDArray[np.integer], tau: NDArray[np.float32], groups: 
     return means
 
 
-def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
+def _spearman(sizes: Int64s, mean_tau: Float64s) -> float:
     """Return NaN for fewer than two distinct sizes or two distinct means."""
     from scipy.stats import rankdata
 
@@ -155,7 +154,7 @@ def _spearman(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def _p_value(sizes: NDArray[np.int64], mean_tau: NDArray[np.float64]) -> float:
+def _p_value(sizes: Int64s, mean_tau: Float64s) -> float:
     """Return the two-sided p-value of an existing Spearman correlation."""
     from scipy.stats import permutation_test, rankdata, spearmanr
 

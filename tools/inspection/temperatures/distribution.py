@@ -6,12 +6,11 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ..json_fields import AsJson
+from .. import AsJson, Float32s, Float64s, Int64s
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 MANTISSA_BITS = 11
-RELATIVE_PRECISION = 2.0**-MANTISSA_BITS
-"""Two values that differ by less than this share of themselves, 0.05 %, may count as equal."""
+"""Two values that differ by less than 2^-11, 0.05 %, of themselves may count as equal."""
 _DROPPED_BITS = 23 - MANTISSA_BITS
 _BINS = 1 << (32 - _DROPPED_BITS)
 _SIGN = np.uint32(1 << 31)
@@ -30,7 +29,7 @@ class Distribution:
         self.not_finite = 0
         self.min, self.max = np.inf, -np.inf
 
-    def add(self, values: NDArray[np.float32]) -> None:
+    def add(self, values: Float32s) -> None:
         """Count `values`, float32 [any number]."""
         finite = values[np.isfinite(values)]
         self.not_finite += len(values) - len(finite)
@@ -44,7 +43,7 @@ class Distribution:
         self.min, self.max = min(self.min, float(finite.min())), max(self.max, float(finite.max()))
 
     @cached_property
-    def _up_to(self) -> NDArray[np.int64]:
+    def _up_to(self) -> Int64s:
         """int64 [bins + 1]: number of finite values below each bin. Use it only after the last `add`."""
         return np.concatenate(([0], np.cumsum(self._counts)))
 
@@ -73,7 +72,7 @@ class Distribution:
         """Return the share of the finite values in lower bins, 0 … 1."""
         return float(self._up_to[_place(np.float32(value))] / self.count)
 
-    def ranks(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
+    def ranks(self, values: Float32s) -> Float64s:
         """Return the share of counted values below each of `values`, counting its own bin half; float64, 0 … 1."""
         places = _place(values)
         return (self._up_to[places] + self._up_to[places + 1]) / (2 * self.count)
@@ -82,14 +81,14 @@ class Distribution:
         """Return the share of the finite values <= bound, to bin precision, 0 … 1."""
         return float(self._up_to[_place(np.float32(bound)) + 1] / self.count)
 
-    def histogram(self, edges: ArrayLike) -> NDArray[np.int64]:
+    def histogram(self, edges: ArrayLike) -> Int64s:
         """Count finite values between ascending edges [k + 1]; int64 [k]. The end bars include values beyond."""
         bins = np.asarray(edges)
         filled = np.flatnonzero(self._counts)
         values = np.clip(_lower_edge(filled), self.min, self.max).clip(bins[0], bins[-1])
         return np.histogram(values, bins=bins, weights=self._counts[filled])[0].astype(np.int64)
 
-    def edges(self, most: int, trimmed: float = 0.0) -> NDArray[np.float64]:
+    def edges(self, most: int, trimmed: float = 0.0) -> Float64s:
         """Return edges of up to `most` equal bars from the lowest to the highest value, none finer than the bins.
 
         trimmed: share of the values to leave out at each end, 0 … 0.5.
@@ -113,7 +112,7 @@ Figures = Annotated[Distribution, AsJson(Distribution.figures)]
 """A distribution that JSON has as its figures."""
 
 
-def _place(values: NDArray[np.float32] | np.float32) -> NDArray[np.int64]:
+def _place(values: Float32s | np.float32) -> Int64s:
     """Return each value's bin: the upper bits of its float32, mapped so that they ascend with the value."""
     # Adding 0 turns -0 into +0.
     bits = (values + np.float32(0)).view(np.uint32)
@@ -121,7 +120,7 @@ def _place(values: NDArray[np.float32] | np.float32) -> NDArray[np.int64]:
     return (ascending >> np.uint32(_DROPPED_BITS)).astype(np.int64)
 
 
-def _lower_edge(places: ArrayLike) -> NDArray[np.float64]:
+def _lower_edge(places: ArrayLike) -> Float64s:
     ascending = np.asarray(places, np.uint32) << np.uint32(_DROPPED_BITS)
     bits = np.where(ascending & _SIGN, ascending ^ _SIGN, ~ascending)
     return bits.astype(np.uint32).view(np.float32).astype(np.float64)
@@ -134,39 +133,31 @@ class Smallest:
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
-        self._ids: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
-        self._keys: list[NDArray[np.float64]] = [np.empty(0)]
-        self._breakers: list[NDArray[np.float64]] = [np.empty(0)]
-        self._pending = 0
+        self._count, self._pending = count, 0
+        self._parts = [(np.empty(0, np.int64), np.empty(0), np.empty(0))]  # ids, keys and tie-breakers
         self._limit = (np.inf, -np.inf)  # key and tie-breaker at or above which nothing can be selected
 
-    def add(
-        self, ids: NDArray[np.int64], keys: NDArray[np.floating], breakers: NDArray[np.floating] | None = None
-    ) -> None:
+    def add(self, ids: Int64s, keys: NDArray[np.floating], breakers: NDArray[np.floating] | None = None) -> None:
         """Add ids, int64 [m], all higher than earlier ones, with their keys, [m], and their tie-breakers, [m]."""
         key, breaker = self._limit
-        keep = keys < key
-        if breakers is not None and breaker > -np.inf:
-            keep |= (keys == key) & (breakers < breaker)
-        self._ids.append(ids[keep])
-        self._keys.append(keys[keep].astype(np.float64))
-        kept = int(keep.sum())
-        broken = np.zeros(kept) if breakers is None else breakers[keep].astype(np.float64)
-        self._breakers.append(np.where(np.isnan(broken), np.inf, broken))  # nothing is below a limit of NaN
-        self._pending += kept
+        breakers = np.zeros(len(keys)) if breakers is None else breakers
+        keep = (keys < key) | ((keys == key) & (breakers < breaker))
+        broken = np.where(np.isnan(breakers[keep]), np.inf, breakers[keep])  # nothing is below a limit of NaN
+        self._parts.append((ids[keep], keys[keep].astype(np.float64), broken.astype(np.float64)))
+        self._pending += len(broken)
         if self._pending > max(_MIN_PENDING, self._count):
             self.chosen()
 
-    def chosen(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def chosen(self) -> tuple[Int64s, Float64s]:
         """Return the ids, int64 [at most count], ordered by key and tie-breaker, and the keys, float64."""
-        ids, keys, breakers = np.concatenate(self._ids), np.concatenate(self._keys), np.concatenate(self._breakers)
+        ids, keys, breakers = map(np.concatenate, zip(*self._parts, strict=True))
         if len(keys) > self._count > 0:  # sorting takes longest, so only those that can be chosen are
             near = keys <= np.partition(keys, self._count - 1)[self._count - 1]
             ids, keys, breakers = ids[near], keys[near], breakers[near]
         # Ids ascend among equals, so a stable sort, which lexsort is, keeps the lowest ids first.
         order = np.lexsort((breakers, keys))[: self._count]
-        self._ids, self._keys, self._breakers, self._pending = [ids[order]], [keys[order]], [breakers[order]], 0
+        ids, keys, breakers = ids[order], keys[order], breakers[order]
+        self._parts, self._pending = [(ids, keys, breakers)], 0
         if len(order) == self._count and self._count:
-            self._limit = float(self._keys[0][-1]), float(self._breakers[0][-1])
-        return self._ids[0], self._keys[0]
+            self._limit = float(keys[-1]), float(breakers[-1])
+        return ids, keys

@@ -6,13 +6,13 @@ from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ....state_store import Snapshot, StateReader, list_snapshots
+from ....state_store.durable import list_snapshots
+from ....state_store.history import Snapshot
+from ....state_store.reader import StateReader
 from ....state_store.schema import VISITS
 from ....trainer.errors import ConfigError
-from .. import OnDone
-from ..json_fields import BY_NAME, AsJson, Hidden, named
+from .. import BY_NAME, AsJson, Float32s, Hidden, Int64s, OnDone, named, silent
 from ..opening import Inspection, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
@@ -20,7 +20,7 @@ from .survey import with_tau
 
 MOVERS = 24
 
-Tau = dict[str, NDArray[np.float32]]
+Tau = dict[str, Float32s]
 """Side -> float32 [m]."""
 
 
@@ -62,15 +62,12 @@ class Drift:
     sides: Annotated[list[SideDrift], BY_NAME]
 
 
-def drift(
-    inspection: Inspection, against: str | Inspection, on_progress: OnDone = lambda done, total: None
-) -> Drift | None:
+def drift(inspection: Inspection, against: str | Inspection, on_progress: OnDone = silent) -> Drift | None:
     """Compare the inspection's snapshot with another one, of its run by tag or id or of another run, which is later.
 
     Returns None, with a note, if no sample was visited by both, and None if the run has no tau. Memory does not grow
-    with the samples. Calls on_progress with the rows read.
-    Raises ConfigError if both are the same snapshot, SnapshotNotFoundError if the other does not exist or the run
-    deletes one meanwhile, DamagedChunkError.
+    with the samples. Calls on_progress with the rows read. Raises ConfigError if both are the same snapshot,
+    SnapshotNotFoundError if the other does not exist or the run deletes one meanwhile, DamagedChunkError.
     """
     if inspection.reader is None or not (names := inspection.sides):
         return None
@@ -89,27 +86,19 @@ def drift(
         on_progress(block.stop, 2 * earlier.samples)
     visited = counts[names[0]].change.count
     if not visited:
-        inspection.notes.append(
-            f"No sample was visited by both {earlier.snapshot.tag} and {later.snapshot.tag}, so "
-            "there is no drift to show."
-        )
+        both = f"both {earlier.snapshot.tag} and {later.snapshot.tag}"
+        inspection.notes.append(f"No sample was visited by {both}, so there is no drift to show.")
         return None
     joints = {name: JointCounts(side.before, side.after) for name, side in counts.items()}
     for block, _, before, after in _blocks(earlier, later, names, inspection.planted[0]):
         for name, joint in joints.items():
             joint.add(before[name], after[name])
         on_progress(earlier.samples + block.stop, 2 * earlier.samples)
-    sides = [
-        SideDrift(
-            name,
-            joints[name].result(),
-            side.change,
-            1 - side.change.share_at_most(0),
-            side.change.share_below(0),
-            *(_movers(earlier, later, f"{name}/tau", most) for most in (side.most_risen, side.most_fallen)),
-        )
-        for name, side in counts.items()
-    ]
+    sides = []
+    for name, side in counts.items():
+        risen, fallen = 1 - side.change.share_at_most(0), side.change.share_below(0)
+        movers = (_movers(earlier, later, f"{name}/tau", most) for most in (side.most_risen, side.most_fallen))
+        sides.append(SideDrift(name, joints[name].result(), side.change, risen, fallen, *movers))
     return Drift(earlier.snapshot, later.snapshot, visited, sides)
 
 
@@ -118,16 +107,13 @@ def in_order(inspection: Inspection, reader: StateReader, against: str) -> tuple
     other = StateReader.open(inspection.run.state, against)
     if other.snapshot.id == reader.snapshot.id:
         tags = ", ".join(snapshot.tag for snapshot in list_snapshots(inspection.run.state))
-        raise ConfigError(
-            f"cannot compare {reader.snapshot.tag} with itself (the other snapshot was given as {against}). "
-            f"Choose another one of: {tags}"
-        )
+        raise ConfigError(f"cannot compare {reader.snapshot.tag} with itself, as {against}; choose another of: {tags}")
     return (other, reader) if other.snapshot.step < reader.snapshot.step else (reader, other)
 
 
 def _blocks(
-    earlier: StateReader, later: StateReader, sides: Sequence[str], planted: NDArray[np.int64]
-) -> Iterator[tuple[range, NDArray[np.int64], Tau, Tau]]:
+    earlier: StateReader, later: StateReader, sides: Sequence[str], planted: Int64s
+) -> Iterator[tuple[range, Int64s, Tau, Tau]]:
     """Yield per block the samples visited by both, but planted ones: ids, int64 [m], and tau at each snapshot."""
     columns = [*(f"{side}/tau" for side in sides), VISITS]
     for block, before in read_blocks(earlier, columns):
@@ -142,7 +128,7 @@ class _SideCounts:
         self.before, self.after, self.change = Distribution(), Distribution(), Distribution()
         self.most_risen, self.most_fallen = Smallest(MOVERS), Smallest(MOVERS)
 
-    def add(self, ids: NDArray[np.int64], before: NDArray[np.float32], after: NDArray[np.float32]) -> None:
+    def add(self, ids: Int64s, before: Float32s, after: Float32s) -> None:
         change = after - before
         self.before.add(before)
         self.after.add(after)

@@ -10,14 +10,13 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
 from ....pipeline.opening import Dataset
+from ....storage.arrays import Int32s
 from ....trainer.errors import ConfigError
 from ....trainer.evaluation.bands import BANDS, band_of_class
-from .. import OnDone
-from ..json_fields import AsJson, Hidden, named
+from .. import AsJson, Bools, Float32s, Float64s, Hidden, Int64s, OnDone, named, silent
 from ..opening import STATE_ROWS_AT_ONCE
 from .correlation import NO_GROUP, Correlation, correlate
 
@@ -37,12 +36,12 @@ class TooManyGroupsError(ConfigError):
 class GroupTau(NamedTuple):
     """One side's tau over the visited samples of each group, float64 [groups]; NaN for groups without any."""
 
-    mean: NDArray[np.float64]
-    half_width: NDArray[np.float64]
+    mean: Float64s
+    half_width: Float64s
     """Half width of the mean's 95 % interval (Student's t); NaN for fewer than MIN_FOR_INTERVAL samples."""
-    coldest: NDArray[np.int64]
+    coldest: Int64s
     """int64 [groups]: samples at or below the 5 % quantile of all; ties can make these more than 5 %."""
-    hottest: NDArray[np.int64]
+    hottest: Int64s
     """int64 [groups]: samples at or above the 95 % quantile of all."""
 
 
@@ -75,16 +74,16 @@ class TauGroups:
 
     column: str
     names: Annotated[list[str], AsJson(len), named("groups")]
-    sizes: Hidden[NDArray[np.int64]]
+    sizes: Hidden[Int64s]
     """int64 [groups]: samples of the group in the dataset, visited or not."""
-    visited: Hidden[NDArray[np.int64]]
+    visited: Hidden[Int64s]
     """int64 [groups]."""
     tau: Hidden[dict[str, GroupTau]]
     """By side."""
     correlation: dict[str, Correlation | None]
     """Side -> correlation; None with fewer than two sizes or two mean temperatures to rank."""
     bands: list[Band]
-    pool_codes: Hidden[NDArray[np.int64]]
+    pool_codes: Hidden[Int64s]
     """int64 [pool]: index in `names` of each sample of the survey's pool, -1 without a group."""
 
     @property
@@ -113,17 +112,13 @@ class GroupCounts:
     bound of the hottest.
     """
 
-    def __init__(
-        self, column: str, codes: NDArray[np.int32], names: list[str], limits: Mapping[str, Sequence[float]]
-    ) -> None:
+    def __init__(self, column: str, codes: Int32s, names: list[str], limits: Mapping[str, Sequence[float]]) -> None:
         self.column, self._codes, self._names, self._limits = column, codes, names, limits
         self._sizes, self._visited = np.zeros((2, len(names)), np.int64)
         # By side: sums of tau and of its square, both relative to the mean, and counts of the coldest and the hottest.
         self._sums = {side: np.zeros((4, len(names))) for side in limits}
 
-    def add(
-        self, block: range, kept: NDArray[np.bool_], visited: NDArray[np.bool_], tau: Mapping[str, NDArray[np.float32]]
-    ) -> None:
+    def add(self, block: range, kept: Bools, visited: Bools, tau: Mapping[str, Float32s]) -> None:
         """Count a block of m samples: bool [m], tau float32 [m] by side. Those not kept are in no group."""
         codes, count = self._codes[block.start : block.stop], partial(np.bincount, minlength=len(self._names))
         known = kept & (codes != NO_GROUP)
@@ -135,7 +130,7 @@ class GroupCounts:
             weights = (values - mean, (values - mean) ** 2, values < low, values >= high)
             self._sums[side] += [count(codes[seen], weights=of_one) for of_one in weights]
 
-    def result(self, ids: NDArray[np.int64], tau: Mapping[str, NDArray[np.float32]]) -> TauGroups | None:
+    def result(self, ids: Int64s, tau: Mapping[str, Float32s]) -> TauGroups | None:
         """Return the figures; None if no sample has a group. ids, tau: of the pool, int64 [p], by side float32 [p]."""
         order = np.argsort(-self._sizes, kind="stable")[: np.count_nonzero(self._sizes)]  # of equals, by name
         if not len(order):
@@ -145,20 +140,11 @@ class GroupCounts:
         pool_codes, sizes, visited = place_of[self._codes[ids]], self._sizes[order], self._visited[order]
         sums = {side: of_side[:, order] for side, of_side in self._sums.items()}
         found = {side: _group_tau(self._limits[side][0], visited, of_side) for side, of_side in sums.items()}
-        return TauGroups(
-            column=self.column,
-            names=[self._names[code] for code in order],
-            sizes=sizes,
-            visited=visited,
-            tau=found,
-            correlation={side: correlate(sizes, found[side].mean, pool_codes, tau[side]) for side in found},
-            bands=self._bands(sizes, visited, sums),
-            pool_codes=pool_codes,
-        )
+        names, bands = [self._names[code] for code in order], self._bands(sizes, visited, sums)
+        correlation = {side: correlate(sizes, found[side].mean, pool_codes, tau[side]) for side in found}
+        return TauGroups(self.column, names, sizes, visited, found, correlation, bands, pool_codes)
 
-    def _bands(
-        self, sizes: NDArray[np.int64], visited: NDArray[np.int64], sums: Mapping[str, NDArray[np.float64]]
-    ) -> list[Band]:
+    def _bands(self, sizes: Int64s, visited: Int64s, sums: Mapping[str, Float64s]) -> list[Band]:
         band_of, bands = band_of_class(sizes), []
         for band, name in enumerate(BANDS):
             inside, tau = band_of == band, {}
@@ -175,20 +161,14 @@ class GroupCounts:
         return bands
 
 
-def codes_of(
-    dataset: Dataset, column: str, on_progress: OnDone = lambda done, total: None
-) -> tuple[NDArray[np.int32], list[str]]:
+def codes_of(dataset: Dataset, column: str, on_progress: OnDone = silent) -> tuple[Int32s, list[str]]:
     """Return the group of each of n samples and the names of the groups, sorted.
 
     The groups are int32 [n], places in the names, -1 without one. column: one of the samples table, or `folder`. Calls
     on_progress with the samples done so far. Raises TooManyGroupsError beyond 100,000 groups, DatasetError.
     """
-    source, found, codes, done = (
-        "uri" if column == FOLDER else column,
-        np.empty(dataset.n, np.int32),
-        dict[str, int](),
-        0,
-    )
+    source = "uri" if column == FOLDER else column
+    found, codes, done = np.empty(dataset.n, np.int32), dict[str, int](), 0
     for table in dataset.tables([source], STATE_ROWS_AT_ONCE):
         labels = table[source].cast(pa.string()).combine_chunks()
         labels = pc.replace_substring_regex(labels, "/?[^/]*$", "") if column == FOLDER else labels
@@ -206,7 +186,7 @@ def codes_of(
     return place_of[found], names
 
 
-def _group_tau(middle: float, visited: NDArray[np.int64], sums: NDArray[np.float64]) -> GroupTau:
+def _group_tau(middle: float, visited: Int64s, sums: Float64s) -> GroupTau:
     """Compute means and intervals from sums [4, groups] of tau and of its square, both relative to `middle`."""
     from scipy.stats import t
 
@@ -222,7 +202,5 @@ def check_columns(dataset: Dataset, columns: Sequence[str]) -> None:
     """Raise ConfigError for a column that samples cannot be grouped by."""
     known = [name for name in dataset.schema.names if name != PLACE_IN_SHARD] + [FOLDER]
     if unknown := [column for column in columns if column not in known]:
-        raise ConfigError(
-            f"samples cannot be grouped by {', '.join(map(repr, unknown))}: {dataset.place} has the "
-            f"columns {', '.join(known)}"
-        )
+        wrong, has = ", ".join(map(repr, unknown)), ", ".join(known)
+        raise ConfigError(f"samples cannot be grouped by {wrong}: {dataset.place} has the columns {has}")

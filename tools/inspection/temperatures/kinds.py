@@ -1,15 +1,12 @@
 """The kind of every sample by its row of state alone. Pure functions of columns.
 
-`confirmation.py` decides again for the most suspicious samples, by a forward pass; `feature_findings/evidence.py` adds
-the kinds that only features show.
+`confirmation.py` decides again for the most suspicious samples, by a forward pass; `by_features.py` adds the kinds that
+only features show.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +16,7 @@ from ....state_store.schema import VISITS
 from ....trainer.config import RANDOM
 from ....trainer.metrics.metrics_file import last_lines
 from ....trainer.metrics.step_report import RECENT_STEPS, collapse
-from ..json_fields import Hidden
+from .. import Bools, Float32s, Float64s, Hidden, Int64s
 from ..opening import Inspection, Rows
 from .distribution import Smallest
 
@@ -55,13 +52,13 @@ class KindRules:
     """Bound of |u| · NEAR_CLIP."""
     why_none: str = ""
     """Why kinds would mean nothing yet; empty if they do."""
-    planted: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    planted: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids of the samples trained with another sample's caption."""
     least_visits: int = MIN_VISITS
     """With fewer, a sample is not judged: of a model that is not trained, and without tau and log s, with none."""
 
     @classmethod
-    def of(cls, inspection: Inspection) -> KindRules:
+    def of(cls, inspection: Inspection) -> Self:
         """Return the rules of a run's snapshot, which there must be; notes why if there are no kinds."""
         fields, settings = inspection.state.fields, inspection.settings
         floor, clip = settings.get("tau_min"), settings.get("grad_clip")
@@ -84,37 +81,31 @@ class KindRules:
         of_sides = {"tau": self.u, "u": self.u, "log_s": self.log_s}
         return [VISITS, *(f"{side}/{name}" for name, sides in of_sides.items() for side in sides)]
 
-    def kinds(self, rows: Rows, ids: NDArray[np.int64] | range) -> Codes:
+    def kinds(self, rows: Rows, ids: Int64s | range) -> Codes:
         """Return the kinds of m samples, given `columns` [m] each."""
         kinds = self.first_kind(rows, self.is_stuck(rows), self.score(rows) > 0)
         return np.where(self.are_planted(ids), np.int8(PLANTED), kinds)
 
-    def are_planted(self, ids: NDArray[np.int64] | range) -> NDArray[np.bool_]:
+    def are_planted(self, ids: Int64s | range) -> Bools:
         # np.asarray of a range asks it for each number: at 10⁷ samples a fifth of the whole report's time.
         return np.isin(np.arange(ids.start, ids.stop) if isinstance(ids, range) else ids, self.planted)
 
-    def judged(self, rows: Rows, ids: NDArray[np.int64] | range) -> Rows:
+    def judged(self, rows: Rows, ids: Int64s | range) -> Rows:
         """Return rows of samples, with 0 visits for planted samples, whose state belongs to other captions."""
         return rows | {VISITS: np.where(self.are_planted(ids), np.uint32(0), rows[VISITS])}
 
-    def first_kind(self, rows: Rows, stuck: NDArray[np.bool_], misfit: NDArray[np.bool_]) -> Codes:
+    def first_kind(self, rows: Rows, stuck: Bools, misfit: Bools) -> Codes:
         """Return the first kind that applies, int8 [m]; stuck and misfit are decided, bool [m]."""
         kinds = np.full(len(misfit), ORDINARY, np.int8)
         for code, applies in ((MISFIT, misfit), (STUCK, stuck), (TOO_FEW_VISITS, self.too_few_visits(rows))):
             kinds[applies] = code
         return kinds
 
-    def kind(self, row: Mapping[str, float | int], sample_id: int) -> str:
-        """Return the name of one sample's kind, given its `columns`."""
-        dtypes = {name: np.uint32 if name == VISITS else np.float32 for name in self.columns}
-        rows: Rows = {name: np.array([row[name]], dtype) for name, dtype in dtypes.items()}
-        return KIND_NAMES[self.kinds(rows, range(sample_id, sample_id + 1))[0]]
-
-    def too_few_visits(self, rows: Rows) -> NDArray[np.bool_]:
-        few: NDArray[np.bool_] = (rows[VISITS] < self.least_visits) | bool(self.why_none)
+    def too_few_visits(self, rows: Rows) -> Bools:
+        few: Bools = (rows[VISITS] < self.least_visits) | bool(self.why_none)
         return few
 
-    def is_stuck(self, rows: Rows) -> NDArray[np.bool_]:
+    def is_stuck(self, rows: Rows) -> Bools:
         """bool [m]: on a side, tau is at its floor although the negatives outweigh the positive and u is at its bound.
 
         Its s was estimated at another tau and lies far above any batch's g: the sample gives its features next to no
@@ -126,7 +117,7 @@ class KindRules:
             found |= at_floor & outweighed & (np.abs(rows[f"{side}/u"]) >= self.clip)
         return found
 
-    def score(self, rows: Rows) -> NDArray[np.float64]:
+    def score(self, rows: Rows) -> Float64s:
         """float64 [m]: sum of log s over the sides; above 0, the negatives outweigh the positive. 0 without log s."""
         score = np.zeros(len(rows[VISITS]))
         with np.errstate(invalid="ignore"):  # damaged rows may hold both infinities
@@ -144,7 +135,7 @@ class SampleKinds:
     """Kind -> number of samples; only those that the state's fields allow."""
     sheets: dict[str, list[int]]
     """Kind -> ids to show, the most typical first; of ordinary samples, random ones."""
-    suspects: Hidden[NDArray[np.int64]]
+    suspects: Hidden[Int64s]
     """int64: stuck and misfit samples, the most suspicious first, as many as were asked for."""
     confirmed: dict[str, int] = field(default_factory=dict)
     """Kind -> how many of `counts` a forward pass decided."""
@@ -172,7 +163,7 @@ class KindCounts:
         self._shown = [Smallest(KIND_SHEET_SAMPLES) for _ in KIND_NAMES]
         self._suspects = Smallest(suspects)
 
-    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None = None) -> None:
+    def add(self, block: range, rows: Rows, kept: Bools, ranks: Float32s | None = None) -> None:
         """Count the samples of a block, given the rules' columns. kept: bool [m], those that the run trains on.
 
         ranks: float32 [m], as `WholeRun.ranks`, to sort stuck samples and misfits by; None: by score.

@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from ....state_store import SnapshotNotFoundError, StateReader, list_snapshots
+from ....state_store.durable import list_snapshots
+from ....state_store.errors import SnapshotNotFoundError
+from ....state_store.reader import StateReader
 from ....state_store.schema import VISITS
 from ....trainer.config import RANDOM
-from .. import OnDone, OnTask
-from ..json_fields import Hidden
+from .. import Bools, Float32s, Float64s, Hidden, Int64s, OnDone, OnTask, silent
 from ..opening import Inspection, Rows, read_blocks
 from .distribution import Distribution
 from .kinds import KindRules
@@ -29,6 +29,9 @@ MAX_SNAPSHOTS = 16
 """Of more, one in two is read, or one in three and so on, the last among them."""
 LEAST_PLANTED, LEAST_IN_TAIL, LEAST_BEYOND = 200, 30, 5
 """Planted samples for any number, beyond a score that tells the share of wrong captions, beyond the end of a list."""
+TAIL = 0.08
+"""Share of the planted samples that must lie beyond such a score, too: with thousands of them, the least ratio would be
+that of a few others, far too low by chance."""
 MAX_LISTS, MAX_PLANTED = 4, 0.1
 """Lists that sentences name, and share of the samples to plant."""
 HALF = 0.5
@@ -39,7 +42,10 @@ WIDER = 1.75
 """Half-width of an interval, times that of the bootstrap, which knows of chance alone: real wrong captions are of other
 kinds than planted ones. The least by which four of five true numbers lay inside, by margin, on emoji and icons with
 exchanged captions (`benchmarks.kinds --wrong`)."""
-Ids = NDArray[np.int64]
+WIDE, TIMES = 0.4, 4
+"""Nothing is said of a list whose interval is wider than this share of it and whose upper end is more than this many
+times the lower: of 38,000 icons, many of which look like others with other names, 42 (10 to 100) of the first 100 were
+expected to be wrong, and 3 are."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Doubted:
 class WholeRun:
     """Log s of a run's samples at all of its snapshots up to the inspected one. Takes 16 MB of memory for each."""
 
-    def __init__(self, inspection: Inspection, on_progress: OnDone = lambda done, total: None):
+    def __init__(self, inspection: Inspection, on_progress: OnDone = silent):
         """Read every row once; there must be a snapshot. Calls on_progress with the rows read.
 
         A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
@@ -78,17 +84,17 @@ class WholeRun:
                 on_progress(wanted.index(step) * samples + block.stop, len(wanted) * samples)
             return reader, scores
 
-        self._snapshots = [found for found in read_every_snapshot(inspection, read) if found and found[1].count]
+        self._snapshots = [found for found in read_every_snapshot(inspection, read, silent) if found and found[1].count]
         self._outweighed = dict.fromkeys((reader.snapshot.step for reader, _ in self._snapshots), 0)
         self._came_back = 0
 
-    def _scores(self, rows: Rows) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    def _scores(self, rows: Rows) -> tuple[Float32s, Bools]:
         """Return the scores of those of a block's samples that have enough visits, and which these are, bool [m]."""
         score = self._rules.score(rows).astype(np.float32)
         seen = ~self._rules.too_few_visits(rows) & np.isfinite(score)  # a damaged row may hold anything
         return score[seen], seen
 
-    def ranks(self, block: range) -> NDArray[np.float32]:
+    def ranks(self, block: range) -> Float32s:
         """Return each sample's mean rank by log s, summed over the sides; float32 [m].
 
         0 is the highest log s of samples that are not planted, 1 the lowest: ranks, since snapshots differ in scale.
@@ -104,10 +110,8 @@ class WholeRun:
                 of, seen = self._scores(reader.rows(block.start, block.stop, self._columns))
             except SnapshotNotFoundError:
                 self._snapshots.remove((reader, scores))
-                self._notes.append(
-                    f"{reader.snapshot.tag} is left out from sample {block.start:,} on: the run deleted "
-                    "it while it was being read."
-                )
+                left_out = f"{reader.snapshot.tag} is left out from sample {block.start:,} on"
+                self._notes.append(f"{left_out}: the run deleted it while it was being read.")
                 continue
             total[seen] += 1 - scores.ranks(of)
             times += seen
@@ -135,16 +139,22 @@ class WrongCaptions:
     share: tuple[float, float, float]
     """Of the others, 0 … 1, whose caption is as wrong as another sample's; more may be wrong in part."""
     lists: dict[int, tuple[float, float, float]]
-    """Number of samples from the first on -> how many of their captions are wrong."""
-    precision: Hidden[NDArray[np.float64]]
-    """float64 [others]: the expected share of wrong captions up to each; NaN with fewer than LEAST_BEYOND planted."""
+    """Number of samples from the first on -> how many of their captions are wrong, where that is known."""
+    precision: Hidden[Float64s]
+    """float64 [others]: the expected share of wrong captions up to each; NaN with fewer than LEAST_BEYOND planted, and
+    up to the first list of which it is known."""
 
     def longest(self, precision: float) -> int:
         """Return the number of samples of the longest list that has this expected precision; 0 if none has."""
         return int(np.flatnonzero(self.precision >= precision).max(initial=-1)) + 1
 
 
-def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
+def is_known(first: int, low: float, high: float) -> bool:
+    """Return whether an interval of a list's wrong captions says enough."""
+    return high - low <= WIDE * first or high <= TIMES * low
+
+
+def wrong_captions(beyond: Int64s, others: int) -> WrongCaptions | None:
     """Judge `others` samples by the planted ones; None if these are too few.
 
     beyond: int64 [planted]: how many of the others are as suspicious as each, or more. The share is the least F / F0
@@ -159,14 +169,15 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     lists = np.array([first for first in LISTS if first < others and inside[first - 1] >= LEAST_BEYOND], np.int64)
     ends = np.stack([np.append(places, inside[lists - 1]), np.append(beyond[places - 1], lists)])
     ends = np.append(ends[:, np.lexsort(ends)], [[planted], [others]], axis=1)  # of planted, and of others
-    rng, shares = np.random.default_rng(_SEED), list[NDArray[np.float64]]()
+    rng, shares = np.random.default_rng(_SEED), list[Float64s]()
     for total, of_group in zip((planted, others), ends, strict=True):
         drawn = rng.multinomial(total, np.diff(of_group, prepend=0) / total, _DRAWS).cumsum(1)
         shares.append(np.concatenate([of_group[None], drawn]) / total)
     f0, f = shares
     counted = min(planted, others * MAX_PLANTED / (1 - MAX_PLANTED))  # of more, 30 would lie beyond hardly any other
     with np.errstate(divide="ignore", invalid="ignore"):  # the least of many ratios: by chance too low, if anything
-        share = np.min(f / f0, axis=1, where=f0 * counted > LEAST_IN_TAIL - 0.5, initial=1)
+        is_tail = f0 * counted > max(LEAST_IN_TAIL, TAIL * counted) - 0.5
+        share = np.min(f / f0, axis=1, where=is_tail, initial=1)
     at = np.searchsorted(ends[1], lists, "right") - 1
     wrong = np.minimum(1, share[:, None] * f0[:, at] / np.maximum(f[:, at], 1 / others)) * lists
     draws = np.column_stack([share, wrong])
@@ -175,53 +186,65 @@ def wrong_captions(beyond: Ids, others: int) -> WrongCaptions | None:
     below, above = (WIDER * np.maximum(each, 0) for each in (found - low, high - found))
     bounds = found, np.maximum(found - below, 0), np.minimum(found + above, largest)
     of_all, *of_lists = zip(*(each.tolist() for each in bounds), strict=True)
+    told = dict(zip(lists.tolist(), of_lists, strict=True))
+    known = {first: of for first, of in told.items() if is_known(first, of[1], of[2])}
     precision = np.minimum(1, share[0] * (inside / planted) / (np.arange(1, others + 1) / others))
     precision[inside < LEAST_BEYOND] = np.nan
-    return WrongCaptions(planted, others, of_all, dict(zip(lists.tolist(), of_lists, strict=True)), precision)
+    precision[: max((first for first in told if first < min(known, default=others)), default=0)] = np.nan
+    return WrongCaptions(planted, others, of_all, known, precision)
 
 
-def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Ids, WrongCaptions | None]:
+def read_scores(inspection: Inspection) -> tuple[Inspection, Float32s]:
+    """Return also how badly each sample fits, float32 [n]: the sum of log s over the sides; inf with too few visits.
+
+    0 without log s; none, float32 [0], without a snapshot. Raises DamagedChunkError, SnapshotNotFoundError.
+    """
+    scores = [np.empty(0, np.float32)]
+    if inspection.reader is not None:
+        rules = KindRules.of(inspection)
+        for block, all_rows in read_blocks(inspection.reader, [VISITS, *(f"{side}/log_s" for side in rules.log_s)]):
+            rows = rules.judged(all_rows, block)
+            scores.append(np.where(rows[VISITS] < rules.least_visits, np.inf, rules.score(rows)).astype(np.float32))
+    return inspection, np.concatenate(scores)
+
+
+def misfits(inspection: Inspection, on_progress: OnTask) -> tuple[Int64s, WrongCaptions | None, bool]:
     """Return all samples but planted and stuck ones and those with too few visits, by log s over the run, the highest
     first, int64 [m], and the estimate from planted ones; of a model that is not trained, by log s, and from random
-    pairs, one for each sample. Takes 16 bytes of memory a sample. Raises as `WholeRun`."""
+    pairs, one for each sample. Takes 16 bytes of memory a sample. Raises as `WholeRun`.
+
+    The third is whether, on a side, most visited samples have their temperature at tau_min; then there is no estimate.
+    There a pair that the model has not learnt weighs like one that is wrong: of 39,200 icons with the names that their
+    designers gave them, 100 of the first 100 were said to be wrong, and 18 once the temperatures could move.
+    """
     reader, rules = inspection.state, KindRules.of(inspection)
     random = [RANDOM] if RANDOM in reader.fields else []
     over_run = None if random else WholeRun(inspection, partial(on_progress, "reading all snapshots"))
     scores, planted = np.full((2, reader.samples), np.inf, np.float32)
+    visited, at_floor = 0, dict.fromkeys(rules.u, 0)
     for block, rows in read_blocks(reader, rules.columns + random):
-        here = slice(block.start, block.stop)
+        here, seen = slice(block.start, block.stop), rows[VISITS] > 0
         usable = reader.is_kept(block.start, block.stop) & ~rules.too_few_visits(rows) & ~rules.is_stuck(rows)
         scores[here] = np.where(usable, over_run.ranks(block) if over_run else -rules.score(rows), np.inf)
         planted[here] = np.where(usable, -rows[RANDOM], np.inf) if random else np.inf
+        visited += int(seen.sum())
+        for side in at_floor:
+            at_floor[side] += int((rows[f"{side}/tau"][seen] <= rules.floor).sum())
         on_progress("ordering misfits", block.stop, reader.samples)
     if not random:
         planted, scores[rules.planted] = scores[rules.planted], np.inf
     ids = np.argsort(scores, kind="stable")[: np.isfinite(scores).sum()]
     beyond = np.searchsorted(scores[ids], planted[np.isfinite(planted)], "right")
-    found = wrong_captions(beyond, len(ids))
-    return ids, None if found is None or are_mostly_at_tau_min(inspection) else found
+    mostly = max(at_floor.values(), default=0) > HALF * visited
+    return ids, None if mostly else wrong_captions(beyond, len(ids)), mostly
 
 
-def are_mostly_at_tau_min(inspection: Inspection) -> bool:
-    """Return whether, on one of the sides, most visited samples have their temperature at tau_min.
-
-    There a pair that the model has not learnt weighs like one that is wrong: of 39,200 icons with the names that their
-    designers gave them, 100 of the first 100 were said to be wrong, and 18 once the temperatures could move.
-    """
-    reader, rules = inspection.state, KindRules.of(inspection)
-    visited, at_floor = 0, dict.fromkeys(rules.u, 0)
-    for _, rows in read_blocks(reader, [VISITS, *(f"{side}/tau" for side in rules.u)]):
-        seen = rows[VISITS] > 0
-        visited += int(seen.sum())
-        for side in at_floor:
-            at_floor[side] += int((rows[f"{side}/tau"][seen] <= rules.floor).sum())
-    return max(at_floor.values(), default=0) > HALF * visited
-
-
-def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> list[str]:
-    """Return sentences about the list of misfits: the number of wrong captions, or how to measure it."""
+def misfit_sentences(inspection: Inspection, found: WrongCaptions | None, at_tau_min: bool) -> list[str]:
+    """Return sentences about what `misfits` found: the number of wrong captions, or how to measure it."""
     if found is not None:
-        lists = [f"of the first {n:,}, about {_rounded(of)}" for n, of in [*found.lists.items()][:MAX_LISTS]]
+        lists = [
+            f"of the first {n:,}, about {_rounded(map(round, of))}" for n, of in [*found.lists.items()][:MAX_LISTS]
+        ]
         of_all = f"About {_rounded(100 * each for each in found.share)}% of captions are as wrong as another sample's"
         of_lists = [f"Wrong captions in the order of log s over the run: {'; '.join(lists)}."] if lists else []
         return [*of_lists, f"{of_all}; those that are wrong in part come on top."]
@@ -229,7 +252,7 @@ def misfit_sentences(inspection: Inspection, found: WrongCaptions | None) -> lis
         return ["This is an order, not a verdict: there are no captions that could be wrong."]
     pairs, planted = inspection.reader.kept if inspection.reader else 1, len(inspection.planted[0])
     why = "This is an order; the number of wrong captions is unknown"
-    if planted >= LEAST_PLANTED and are_mostly_at_tau_min(inspection):
+    if planted >= LEAST_PLANTED and at_tau_min:
         return [f"{why}: most temperatures are at tau_min, where right pairs may look as wrong."]
     share = math.ceil(125 * LEAST_PLANTED / pairs) / 100
     if planted >= LEAST_PLANTED or share > MAX_PLANTED:
@@ -242,7 +265,7 @@ def _rounded(interval: Iterable[float]) -> str:
     return "{} ({} to {})".format(*(f"{float(f'{each:.2g}'):,g}" for each in interval))
 
 
-def exported(order: Ids, wrong: WrongCaptions | None, inspection: Inspection, samples: int) -> pa.Table:
+def exported(order: Int64s, wrong: WrongCaptions | None, inspection: Inspection, samples: int) -> pa.Table:
     """Return a row for each sample, null where it has none: misfit_rank, int64 from 1; expected_precision, float32, the
     share of wrong captions up to it; planted, int64, the sample whose caption it was trained with."""
     ranks, precision, shown = np.zeros(samples, np.int64), np.full(samples, np.nan, np.float32), np.full(samples, -1)

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....pipeline.dataset.samples_table import PLACE_IN_SHARD
-from ....state_store import Snapshot, StateReader
+from ....state_store.history import Snapshot
+from ....state_store.reader import StateReader
 from ....state_store.schema import VISITS
+from .. import silent
 from ..opening import Inspection, check_ids
+from .kinds import KIND_NAMES
 from .survey import Survey
 from .through_time import read_every_snapshot
 
@@ -26,8 +29,6 @@ class StateAt(NamedTuple):
 
 @dataclass(frozen=True)
 class InspectedSample:
-    """One sample of a run."""
-
     sample_id: int
     state: StateRow
     """At the inspected snapshot; empty before the first one."""
@@ -67,33 +68,26 @@ def read_histories(
     count = reader.samples if reader else dataset.n if dataset else None
     if count is not None:
         check_ids(sample_ids, count)
-    for id in dict.fromkeys(sample_ids):
-        if reader and not _is_kept(inspection, id):
-            inspection.notes.append(f"Sample {id} is not among the {reader.kept:,} that the run trains on.")
-    samples = read_samples(inspection, sample_ids)
-    rules = survey.kinds.rules if survey and survey.kinds and survey.kinds.worth_showing else None
+    samples, kinds, ids = read_samples(inspection, sample_ids), dict[int, str](), [*dict.fromkeys(sample_ids)]
+    if reader:
+        kept = np.array([id for id in ids if reader.is_kept(id, id + 1).all()], np.int64)
+        not_kept = f"is not among the {reader.kept:,} that the run trains on."
+        inspection.notes.extend(f"Sample {id} {not_kept}" for id in ids if id not in kept)
+        if survey and survey.kinds and survey.kinds.worth_showing:
+            codes = survey.kinds.rules.kinds(reader.rows_at(kept, survey.kinds.rules.columns), kept)
+            kinds = {id: KIND_NAMES[code] for id, code in zip(kept.tolist(), codes, strict=True)}
 
     def read(reader: StateReader) -> tuple[Snapshot, dict[int, StateRow]]:
         return reader.snapshot, read_rows(reader, list(samples), reader.columns)
 
-    found = read_every_snapshot(inspection, read) if reader else []
-    return [
-        replace(
-            sample,
-            history=[StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found],
-            ranks={
-                side.name: side.tau.share_below(sample.state[f"{side.name}/tau"])
-                for side in (survey.sides if survey else ())
-                if sample.state.get(VISITS, 1)
-            },
-            kind=rules.kind(sample.state, id) if rules and _is_kept(inspection, id) else None,
-        )
-        for id, sample in ((id, samples[id]) for id in dict.fromkeys(sample_ids))
-    ]
-
-
-def _is_kept(inspection: Inspection, sample_id: int) -> bool:
-    return inspection.reader is not None and bool(inspection.reader.is_kept(sample_id, sample_id + 1).all())
+    found = read_every_snapshot(inspection, read, silent) if reader else []
+    taus, histories = {side.name: side.tau for side in survey.sides} if survey else {}, list[InspectedSample]()
+    for sample in (samples[id] for id in ids):
+        history = [StateAt(snapshot, rows[sample.sample_id]) for snapshot, rows in found]
+        ranked = taus if sample.state.get(VISITS, 1) else {}
+        ranks = {side: tau.share_below(sample.state[f"{side}/tau"]) for side, tau in ranked.items()}
+        histories.append(replace(sample, history=history, ranks=ranks, kind=kinds.get(sample.sample_id)))
+    return histories
 
 
 def read_rows(reader: StateReader, sample_ids: Sequence[int], columns: Sequence[str]) -> dict[int, StateRow]:

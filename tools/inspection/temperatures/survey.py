@@ -6,14 +6,12 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....pipeline.opening import PART, Mixture
-from ....state_store import StateReader
+from ....state_store.reader import StateReader
 from ....state_store.schema import LAST_STEP, VISITS
 from ....trainer.config import RANDOM
-from .. import OnTask
-from ..json_fields import BY_NAME, AsJson, Hidden, named
+from .. import BY_NAME, AsJson, Bools, Float32s, Hidden, Int64s, OnTask, named, silent
 from ..opening import Inspection, Rows, read_blocks
 from .correlation import Joint, JointCounts
 from .distribution import Distribution, Figures, Smallest
@@ -65,9 +63,9 @@ class Sheet(NamedTuple):
 class Pool(NamedTuple):
     """All visited samples or a random million of them; ids ascending."""
 
-    sample_ids: NDArray[np.int64]
+    sample_ids: Int64s
     """int64 [p]."""
-    tau: dict[str, NDArray[np.float32]]
+    tau: dict[str, Float32s]
     """Side -> float32 [p]."""
 
 
@@ -99,6 +97,8 @@ class Survey:
     """One entry per requested column that has groups."""
     parts: Annotated[TauGroups | None, AsJson(lambda parts: parts and parts.means())]
     """The parts of a mixture; None for a single dataset."""
+    classes: Hidden[TauGroups | None]
+    """The groups of the first requested column, also of a run without temperatures."""
     kinds: SampleKinds | None
     """None if no sample was visited."""
     doubted: Doubted | None
@@ -112,7 +112,7 @@ class Survey:
 def survey(
     inspection: Inspection,
     by: Sequence[str] = (CLASS_COLUMN,),
-    on_progress: OnTask = lambda what, done, total: None,
+    on_progress: OnTask = silent,
     *,
     suspects: int = 0,
     over_run: bool = False,
@@ -120,8 +120,7 @@ def survey(
     """Survey the inspection's whole snapshot; None if it has none. `by`: columns to group the samples by.
 
     suspects: how many of the samples that may be stuck or misfits to name, for a forward pass. over_run: sort these by
-    log s over the whole run, not at the snapshot.
-    Notes why parts are missing. Calls on_progress with the rows read.
+    log s over the whole run, not at the snapshot. Notes why parts are missing. Calls on_progress with the rows read.
     Raises ConfigError for an unknown column, DamagedChunkError, SnapshotNotFoundError if the run deletes the snapshot
     meanwhile, DatasetError.
     """
@@ -169,19 +168,20 @@ def survey(
         second.joint.result() if second.joint else None,
         second.sheets(),
         pool,
-        [each for each in groups if each.column not in parts],
-        next((each for each in groups if each.column in parts), None),
+        [each for each in groups if sides and each.column not in parts],
+        next((each for each in groups if sides and each.column in parts), None),
+        next((each for each in groups if each.column in by[:1]), None),
         kinds,
         whole_run.doubted() if whole_run and "doubt_after" in inspection.settings else None,
     )
 
 
-def with_tau(rows: Rows, sides: Iterable[str]) -> NDArray[np.bool_]:
+def with_tau(rows: Rows, sides: Iterable[str]) -> Bools:
     """Return which samples have usable temperatures, bool [m]: visited and finite.
 
     The store rejects a non-finite tau; if one is damaged, it must not turn the figures of all others to NaN.
     """
-    shown: NDArray[np.bool_] = rows[VISITS] > 0
+    shown: Bools = rows[VISITS] > 0
     for side in sides:
         shown &= np.isfinite(rows[f"{side}/tau"])
     return shown
@@ -197,7 +197,7 @@ class _FirstPass:
         self.pool = Smallest(POOL_SAMPLES)
         self.never_visited: list[int] = []
 
-    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_]) -> None:
+    def add(self, block: range, rows: Rows, kept: Bools) -> None:
         seen = rows[VISITS] > 0
         places = np.flatnonzero(seen)
         if len(self.never_visited) < MAX_NEVER_VISITED and len(places) < len(seen):
@@ -222,42 +222,39 @@ class _FirstPass:
         if not all(tau.count for tau in taus.values()):
             return []
         low, high = settings.get("tau_min"), settings.get("tau_max")
-        return [
-            Side(
-                name,
-                tau,
-                None if low is None else tau.share_at_most(low),
-                None if high is None else 1 - tau.share_below(high),
-            )
-            for name, tau in taus.items()
-        ]
+        found = []
+        for name, tau in taus.items():
+            at_tau_min = None if low is None else tau.share_at_most(low)
+            at_tau_max = None if high is None else 1 - tau.share_below(high)
+            found.append(Side(name, tau, at_tau_min, at_tau_max))
+        return found
 
 
 class _SecondPass:
     def __init__(
         self, first: _FirstPass, sides: list[Side], inspection: Inspection, by: Sequence[str], suspects: int
     ) -> None:
-        self._sides, self._notes = sides, inspection.notes
+        self._sides, self._notes = sides, inspection.notes if sides else []
         rules = KindRules.of(inspection)
         self.kinds = KindCounts(rules, suspects)
         self.columns = list(dict.fromkeys([*(f"{side.name}/tau" for side in sides), *rules.columns]))
         drawn = first.pool.chosen()[0]
         self.pool, self._random = np.sort(drawn), drawn[:SHEET_SAMPLES].tolist()
-        self.pool_tau: dict[str, list[NDArray[np.float32]]] = {side.name: [] for side in sides}
+        self.pool_tau: dict[str, list[Float32s]] = {side.name: [] for side in sides}
         self.joint = JointCounts(sides[0].tau, sides[1].tau) if len(sides) == 2 else None
         self._with_log_s = first.with_log_s
         self._ends = {key: end.chosen() for key, end in first.ends.items()} if sides else {}
         self._equal = dict.fromkeys(self._ends, 0)  # number of samples with the same tau as the last one chosen
         limits = {side.name: (side.tau.mean, side.tau.bin_of(0.05)[1], side.tau.bin_of(0.95)[0]) for side in sides}
         self._grouping, dataset = list[GroupCounts](), inspection.dataset
-        for column in by if sides else ():
+        for column in by if len(drawn) else ():
             try:
                 if dataset:
                     self._grouping.append(GroupCounts(column, *codes_of(dataset, column), limits))
             except TooManyGroupsError as error:
                 self._notes.append(str(error))
 
-    def add(self, block: range, rows: Rows, kept: NDArray[np.bool_], ranks: NDArray[np.float32] | None) -> None:
+    def add(self, block: range, rows: Rows, kept: Bools, ranks: Float32s | None) -> None:
         self.kinds.add(block, rows, kept, ranks)
         tau = {side.name: rows[f"{side.name}/tau"] for side in self._sides}
         seen = with_tau(rows, tau)

@@ -1,16 +1,17 @@
 """Distribution of tau at every snapshot of a run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
 from pydantic import model_serializer
 
-from ....state_store import DamagedChunkError, Snapshot, SnapshotNotFoundError, StateReader, list_snapshots
-from ....state_store.durable import Repository
+from ....state_store.durable import Repository, list_snapshots
+from ....state_store.errors import DamagedChunkError, SnapshotNotFoundError
+from ....state_store.history import Snapshot
+from ....state_store.reader import StateReader
 from ....state_store.schema import VISITS
-from .. import OnDone
-from ..json_fields import Hidden, named
+from .. import Hidden, OnDone, named, silent
 from ..opening import Inspection, pieces
 from .distribution import Distribution
 
@@ -38,8 +39,6 @@ class TauAt:
 
 @dataclass(frozen=True)
 class Moment:
-    """One snapshot."""
-
     tag: str
     step: int
     visited: int
@@ -62,7 +61,7 @@ class ThroughTime:
     moments: Annotated[list[Moment], named("snapshots")]
 
 
-def through_time(inspection: Inspection, on_progress: OnDone = lambda done, total: None) -> ThroughTime | None:
+def through_time(inspection: Inspection, on_progress: OnDone = silent) -> ThroughTime | None:
     """Read tau at every snapshot of the inspection's run; None if there is no tau or no sample was ever visited.
 
     Memory does not grow with the samples. A snapshot that is damaged, or that the run deletes meanwhile, is left out
@@ -85,9 +84,7 @@ def through_time(inspection: Inspection, on_progress: OnDone = lambda done, tota
     return ThroughTime(sides, every, samples, moments) if moments else None
 
 
-def read_every_snapshot(
-    inspection: Inspection, read: Callable[[StateReader], T], on_progress: OnDone = lambda done, total: None
-) -> list[T]:
+def read_every_snapshot(inspection: Inspection, read: Callable[[StateReader], T], on_progress: OnDone) -> list[T]:
     """Apply `read` to every snapshot of the inspection's run, oldest first.
 
     A snapshot that is damaged, or that the run deletes meanwhile, is left out and noted.
@@ -111,7 +108,7 @@ def read_every_snapshot(
 
 
 def _read_moment(
-    reader: StateReader, blocks: list[range], sides: tuple[str, ...], tau_min: float | None
+    reader: StateReader, blocks: list[range], sides: Sequence[str], tau_min: float | None
 ) -> Moment | None:
     """Return None if no sample was visited yet. blocks: of rows."""
     tau = {side: Distribution() for side in sides}
@@ -126,10 +123,8 @@ def _read_moment(
             distribution.add(rows[f"{side}/tau"][seen])
     if not all(distribution.count for distribution in tau.values()):
         return None
-    found = {
-        side: TauAt(
-            tuple(map(of_side.quantile, HISTORY_QUANTILES)), None if tau_min is None else of_side.share_at_most(tau_min)
-        )
-        for side, of_side in tau.items()
-    }
+    found = dict[str, TauAt]()
+    for side, of_side in tau.items():
+        at_tau_min = None if tau_min is None else of_side.share_at_most(tau_min)
+        found[side] = TauAt(tuple(map(of_side.quantile, HISTORY_QUANTILES)), at_tau_min)
     return Moment(reader.snapshot.tag, reader.snapshot.step, visited, found)

@@ -1,22 +1,19 @@
 """Mean tau of every group against the group's size."""
 
-from __future__ import annotations
-
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.transforms import Bbox
 
+from ...inspection import Bools, Float64s, Int64s
 from ...inspection.temperatures.groups import MIN_FOR_INTERVAL, TauGroups
 from ...inspection.temperatures.survey import Side
 from ...printing import plain_text
 from .svg import INK, MARKERS, PAPER, SIDES, WIDE, finish, legend
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 MAX_INTERVALS = 200
 """With more groups, intervals would cover the dots, and dots one another: medians are drawn instead."""
@@ -57,13 +54,13 @@ def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> N
         _name_dots(figure, axes, groups, groups.tau[sides[0].name].mean)
 
 
-def few_visited(groups: TauGroups) -> NDArray[np.bool_]:
+def few_visited(groups: TauGroups) -> Bools:
     """Return which groups have a mean tau but too few visited samples for an interval, bool [groups]."""
-    few: NDArray[np.bool_] = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
+    few: Bools = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
     return few
 
 
-def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.float64]) -> None:
+def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: Float64s) -> None:
     """Write each group's name beside its dot where it fits and covers no other name, or nowhere."""
     axes.margins(x=0.3)
     look: dict[str, Any] = {"fontsize": "small", "color": INK, "parse_math": False, "va": "center"}
@@ -82,9 +79,7 @@ def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: NDArray[np.
             name.remove()
 
 
-def _draw_many(
-    axes: Axes, sizes: NDArray[np.int64], means: NDArray[np.float64], way: float, look: dict[str, Any]
-) -> None:
+def _draw_many(axes: Axes, sizes: Int64s, means: Float64s, way: float, look: dict[str, Any]) -> None:
     """Draw light dots, and over them the median and the quartiles of groups of about one size.
 
     way: where dots of one size go, which would lie on one another: -1 left, 1 right, 0 to both sides.
@@ -106,7 +101,7 @@ def _draw_many(
     axes.errorbar(at, median, yerr=(median - low, high - median), zorder=3, **look, **marks)
 
 
-def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+def _level(sizes: Int64s) -> Int64s:
     """Return to which range of sizes each group belongs, int64 [groups]: its own size if there are few sizes."""
     found, place = np.unique(sizes, return_inverse=True)
     if len(found) <= _LEVELS:
@@ -114,10 +109,8 @@ def _level(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.digitize(sizes, np.geomspace(found[0], found[-1] + 1, _LEVELS + 1)).astype(np.int64)
 
 
-def _plain_size_ticks(axes: Axes, width: float, sizes: NDArray[np.int64]) -> None:
+def _plain_size_ticks(axes: Axes, width: float, sizes: Int64s) -> None:
     """Set ticks at 1, 2, 5, 10, …, written as counts, not powers of ten; fewer if sizes span decades or on a phone."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
-
     decades, found = np.log10(sizes.max() / sizes.min()), np.unique(sizes)
     if decades < 1 and len(found) <= _LEVELS // 2:
         axes.xaxis.set_major_locator(FixedLocator(found.tolist()))

@@ -1,19 +1,15 @@
 """The map of the embeddings twice: coloured by tau, and by class."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ...inspection.features.embedding_map import EmbeddingMap
 from ...inspection.temperatures.correlation import NO_GROUP
 from .svg import COLOUR_MAP, GREY, GRID, INK, MARKERS, SIDES, is_narrow, legend, panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 CLASS_COLOURS = (
     *("#56b4e9", "#0072b2", "#d55e00", "#009e73", "#e69f00", "#cc79a7"),

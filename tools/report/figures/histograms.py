@@ -1,21 +1,19 @@
 """Histograms: of one column of the state, and of two temperatures per sample on a plane."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, LogNorm
+from matplotlib.figure import Figure
 
+from ...inspection import Float64s
 from ...inspection.temperatures.correlation import Joint
 from ...inspection.temperatures.distribution import Distribution
 from ...inspection.temperatures.drift import Drift
 from ...inspection.temperatures.survey import Side, Survey
 from .svg import COLOUR_MAP, INK, SIDES, finish, is_narrow, legend, panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 BARS = 60
 _DASHED: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (3, 2))}
@@ -81,7 +79,7 @@ def draw_histograms(shown: list[Panel], counted: str, colour: int, figure: Figur
     figure.supylabel(counted)
 
 
-def _draw_bars(axes: Axes, values: Distribution, edges: NDArray[np.float64], colour: str, title: str) -> None:
+def _draw_bars(axes: Axes, values: Distribution, edges: Float64s, colour: str, title: str) -> None:
     axes.stairs(values.histogram(edges), edges, fill=True, color=colour, zorder=3)
     axes.set_title(title, loc="left")
     finish(axes)
@@ -103,9 +101,6 @@ def draw_drift(drift: Drift, figure: Figure) -> None:
 
 def _draw_planes(figure: Figure, joints: dict[str, Joint], across: str, up: str) -> None:
     """Draw the first values on x, the second on y, on one colour scale; on the dashed diagonal both are equal."""
-    from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap, LogNorm
-
     down = len(joints) if is_narrow(figure) else 1
     if down > 1:
         figure.set_figheight(figure.get_figheight() * 1.6)  # stacked panels need more height to be readable

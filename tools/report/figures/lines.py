@@ -1,21 +1,18 @@
-"""Lines: tau over the steps of a run, of all samples and of single ones, and the weights p* of negatives by rank."""
-
-from __future__ import annotations
+"""Lines: tau over the steps of a run, of all samples and of single ones, the weights p* of negatives by rank, and
+differences of two runs' scores."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ....state_store.schema import VISITS
 from ...inspection.temperatures.samples import StateAt
 from ...inspection.temperatures.through_time import ThroughTime
 from .embedding_map import CLASS_COLOURS
-from .svg import GREY, MARKERS, PAPER, SIDES, finish, is_narrow, legend, panels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from .svg import GREY, INK, MARKERS, PAPER, SIDES, finish, is_narrow, legend, panels
 
 BANDS = ((0, 4, 0.22, "5–95 %"), (1, 3, 0.45, "25–75 %"))
 """Indices of the lower and upper quantile, opacity, label."""
@@ -102,3 +99,25 @@ def draw_curves(sides: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], 
         axes.set(ylabel=f"p* ({side})", ylim=(even / 100, 1))
         legend(axes, ncols=columns)
     figure.supxlabel("rank of the negative")
+
+
+def draw_effect(shown: dict[str, dict[str, dict[str, float] | None]], figure: Figure) -> None:
+    """Draw dots with 95 % intervals, thin if not paired; shown: score, at least one -> band -> as in Differences."""
+    bands = list(next(iter(shown.values())))
+    figure.set_figheight((0.9 + 0.24 * len(shown)) * (len(bands) if is_narrow(figure) else 1))
+    every = panels(figure, len(bands), shared=True)
+    for axes, band in zip(every, bands, strict=True):
+        finish(axes)
+        axes.grid(axis="x", linewidth=0.8, zorder=0)
+        axes.axvline(0, color=INK, linewidth=0.8, zorder=2)
+        axes.plot([-1, 1], [0, 0], alpha=0)  # a point at least, or equal scores would have ticks of rounding errors
+        for row, found in enumerate(of_band[band] for of_band in shown.values()):
+            if found:
+                for width, line in (("unpaired_half_width", 0.8), ("half_width", 2.6)):
+                    look: dict[str, Any] = {"xerr": 100 * found[width], "elinewidth": line, "color": SIDES[0]}
+                    axes.errorbar(100 * found["mean"], row, fmt="o", markersize=4.5, zorder=3, **look)
+        axes.set_title(band, loc="left")
+        axes.xaxis.set_major_formatter("{x:+g}")
+        axes.locator_params(axis="x", nbins=5)
+    every[0].set(yticks=range(len(shown)), yticklabels=list(shown), ylim=(len(shown) - 0.5, -0.5))
+    figure.supxlabel("B − A (points)")

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from thermopile.pipeline.sources.parquet import ParquetSource
-from thermopile.tools.inspection.duplicates import exact_copies as exact_module
-from thermopile.tools.inspection.duplicates.exact_copies import blank_pictures, exact_copies
+from thermopile.tools.inspection.duplicates import same_pictures as same_module
 from thermopile.tools.inspection.duplicates.finding import REASONS, find_duplicates, read_clusters, write_duplicates
+from thermopile.tools.inspection.duplicates.same_pictures import blank_pictures, exact_copies
 from thermopile.tools.inspection.duplicates.similar_pairs import MAX_SIMILAR, similar_pairs
 from thermopile.tools.inspection.features.features_file import NAME
 from thermopile.tools.inspection.findings import look
@@ -79,11 +79,8 @@ def test_exact_copies_name_the_first_sample_with_their_bytes(dataset, id_of):
 
 
 def test_equal_checksums_of_other_bytes_are_no_copies(dataset, monkeypatch):
-    def colliding(asked):
-        yield 0, np.zeros(asked.n, np.uint64)
-
     expected = [column.tolist() for column in exact_copies(dataset)]
-    monkeypatch.setattr(exact_module, "checksums", colliding)
+    monkeypatch.setattr(same_module, "checksums", lambda asked, *_: np.zeros(asked.n, np.uint64))
     assert [column.tolist() for column in exact_copies(dataset)] == expected
 
 
@@ -120,7 +117,7 @@ def test_pairs_are_written_with_reason_cluster_and_thresholds(dataset, features,
 
 
 def test_without_duplicates_the_file_is_empty(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(exact_module, "checksums", lambda asked: iter([(0, np.arange(asked.n, dtype=np.uint64))]))
+    monkeypatch.setattr(same_module, "checksums", lambda asked, *_: np.arange(asked.n, dtype=np.uint64))
     found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), NO_SCORE, tmp_path)
     write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
     assert (len(pq.read_table(tmp_path / "pairs.parquet")), found.sizes, found.members([])) == (0, {}, {})
@@ -215,11 +212,12 @@ def test_a_sample_has_its_most_similar_candidates_only(tmp_path):
     assert len(found) <= 2000 * MAX_SIMILAR
 
 
-def test_an_index_finds_the_candidates_of_a_large_run_and_leaves_nothing(tmp_path):
+def test_an_index_finds_the_candidates_of_a_large_run_and_leaves_nothing(tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="needs thermopile[neighbours]")
     features, nothing = stored(tmp_path, drawn()), np.zeros(3000, np.bool_)
     exact = all_pairs(similar_pairs(features, nothing, tmp_path))
-    found = all_pairs(similar_pairs(features, nothing, tmp_path, exact_samples=1000))
+    monkeypatch.setattr("thermopile.tools.inspection.duplicates.similar_pairs.EXACT_SAMPLES", 1000)
+    found = all_pairs(similar_pairs(features, nothing, tmp_path))
     assert found <= exact
     assert len(found) >= 0.95 * len(exact)
     assert [*tmp_path.iterdir()] == [tmp_path / NAME]
@@ -227,5 +225,6 @@ def test_an_index_finds_the_candidates_of_a_large_run_and_leaves_nothing(tmp_pat
 
 def test_without_faiss_a_large_run_is_told_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
+    monkeypatch.setattr("thermopile.tools.inspection.duplicates.similar_pairs.EXACT_SAMPLES", 10)
     with pytest.raises(ConfigError, match=r"pip install 'thermopile\[neighbours\]'"):
-        list(similar_pairs(stored(tmp_path, drawn(40)), np.zeros(40, np.bool_), tmp_path, exact_samples=10))
+        list(similar_pairs(stored(tmp_path, drawn(40)), np.zeros(40, np.bool_), tmp_path))

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 
 from thermopile.pipeline.sources.glyphs import GlyphSource
-from thermopile.tools.inspection.duplicates.picture_agreement import (
+from thermopile.tools.inspection.duplicates.same_pictures import (
     EDGE,
     MAX_DIFFERENCE,
     MIN_CORRELATION,

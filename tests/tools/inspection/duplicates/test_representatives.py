@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from thermopile.tools.inspection.duplicates import representatives as module
-from thermopile.tools.inspection.duplicates.picture_agreement import EDGE, agreement, prepare
-from thermopile.tools.inspection.duplicates.representatives import represent, star
-from thermopile.tools.inspection.duplicates.similar_pairs import MAX_SIMILAR, NO_PAIRS, SimilarPairs
+from thermopile.tools.inspection.duplicates import similar_pairs as module
+from thermopile.tools.inspection.duplicates.same_pictures import EDGE, agreement, prepare
+from thermopile.tools.inspection.duplicates.similar_pairs import MAX_SIMILAR, NO_PAIRS, SimilarPairs, represent, star
 
 from support.features import stored
 

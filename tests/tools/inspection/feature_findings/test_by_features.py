@@ -1,6 +1,7 @@
 """What features say of a run: solved temperatures, what they go with, kinds with evidence, and the columns exported."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.special import logsumexp
 
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
+from thermopile.tools.inspection import silent
 from thermopile.tools.inspection.feature_findings.by_features import by_features
 from thermopile.tools.inspection.features import run_features as drawn_module
 from thermopile.tools.inspection.features.features_file import FeaturesFile, write_features
@@ -191,6 +193,16 @@ def test_sentences_give_their_figure_first_and_say_so_where_the_learned_temperat
     ]
 
 
+def test_the_tables_of_what_temperatures_go_with_have_the_same_titles_on_the_page_and_the_terminal(run):
+    printed = succeed("inspect", run.path).stdout
+    page = (run.report / "report.html").read_text("utf-8")
+    section = page[page.index('aria-labelledby="what-temperatures-go-with"') :].partition("</section>")[0]
+    titles = re.findall(r'<th scope="col">(.*?)<', section)
+    assert titles == [*2 * ["area under the curve of", "lowest 2%", "highest 2%"], titles[-3], "image", "text"]
+    assert titles[-3].startswith("tau where KL is rho = 2, of 500 samples")
+    assert re.search(r"image: area under the curve of +lowest 2% +highest 2%", printed)
+
+
 def test_a_run_without_features_is_told_by_its_state_alone_and_why(pairs_dataset, tmp_path):
     made = run_of(pairs_dataset, tmp_path / "run")
     seen = answer("inspect", made.path, "--features", "none")
@@ -233,7 +245,8 @@ def test_images_are_solved_by_views_as_the_loss_pools_them_and_the_mean_over_dra
     inspection = read_run(made)
     features = drawn_features(inspection, made.report, Asked(10**9))
     assert features.sides == 1 + 2 * DRAWS
-    tau = solved_temperatures(inspection, visited_features(features, inspection.reader), 0.3).sides["sample"].tau
+    visited = visited_features(features, inspection.reader)
+    tau = solved_temperatures(inspection, visited, 0.3, None, silent).sides["sample"].tau
     rows = features.rows(np.arange(images_dataset.n)).astype(np.float64)
     for i in (0, 77, 250):
         expected = []
@@ -273,7 +286,8 @@ def test_copies_that_are_of_another_kind_first_have_near_copies_all_the_same(cop
     assert any("13 of 60 samples looked at have near-copies" in said for said in seen["warnings"])
     succeed("inspect", made.path)
     page = (made.report / "report.html").read_text("utf-8")
-    assert "counted among 60 samples" in " ".join(page.split()), "all are looked at, none at random"
+    # All are looked at, none at random; the row of ordinary samples has the copies too.
+    assert "counted among 60 samples, and are ordinary by their state." in " ".join(page.split())
 
 
 def test_another_rho_can_be_asked_for_and_one_of_nothing_is_refused(pairs_dataset, tmp_path):

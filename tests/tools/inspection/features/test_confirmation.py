@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from thermopile.pipeline.views.recipes import RECIPES
+from thermopile.tools.inspection import silent
 from thermopile.tools.inspection.features import confirmation as module
 from thermopile.tools.inspection.features.confirmation import compared_ids, confirm, with_confirmed
+from thermopile.tools.inspection.features.run_features import Asked
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.kinds import KIND_NAMES
 from thermopile.tools.inspection.temperatures.survey import survey
@@ -37,11 +39,11 @@ def suspicious(sides, n, floor, bound):
     return columns
 
 
-def confirmed(run, suspects=10**6, **options):
+def confirmed(run, suspects=10**6, on_progress=silent, asked=None):
     """What a forward pass says, the survey, and the notes."""
     inspection = read_run(run)
     found = survey(inspection, (), suspects=suspects)
-    return confirm(inspection, found, **options), found, inspection.notes
+    return confirm(inspection, found, on_progress, asked or Asked()), found, inspection.notes
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from thermopile.pipeline.views.recipes import RECIPES
+from thermopile.tools.inspection import silent
 from thermopile.tools.inspection.features import embedding_map as module
 from thermopile.tools.inspection.features.embedding_map import embedding_map
 from thermopile.tools.inspection.features.run_features import Asked
@@ -23,10 +24,10 @@ SIZES = (34, 16, 8, 4, 2, 1)
 """Sizes of the hostile dataset's classes."""
 
 
-def mapped(run, at="latest", **options):
+def mapped(run, at="latest", by=("group",)):
     """The map of a run and its notes."""
     inspection = read_run(run, at=at)
-    return embedding_map(inspection, survey(inspection, ()), **options), inspection.notes
+    return embedding_map(inspection, survey(inspection, by), silent, Asked()), inspection.notes
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +126,11 @@ def test_few_classes_are_coloured_by_name_and_many_by_frequency(found, saved_run
 def test_without_classes_every_level_of_tau_is_on_the_map(images_run, monkeypatch):
     monkeypatch.setattr(module, "MAX_SAMPLES", 40)
     monkeypatch.setattr(module, "MARKED", 5)
-    shown, notes = mapped(images_run, by="caption")
-    assert notes == ["The samples have no captions: the dataset holds images only."]
+    shown, notes = mapped(images_run, by=("caption",))
+    assert notes == [
+        "The samples have no captions: the dataset holds images only.",
+        "No sample has a value in the column caption, so tau cannot be grouped by it.",
+    ]
     assert shown.colouring is None
     assert shown.similarity is None
     twentieths = np.bincount(shown.sample_ids // 15)
@@ -163,7 +167,7 @@ def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
     save_encoders(run, hostile_dataset, ema=0.9)
     inspection = read_run(run)
     averaged, raw = (
-        embedding_map(inspection, survey(inspection), asked=Asked(None, weights)) for weights in (None, "raw")
+        embedding_map(inspection, survey(inspection), silent, Asked(None, weights)) for weights in (None, "raw")
     )
     assert (averaged.weights, raw.weights) == ("averaged", "raw")
     np.testing.assert_array_equal(raw.similarity, mapped(saved_run[0])[0].similarity)
@@ -172,7 +176,7 @@ def test_the_map_shows_averaged_weights_unless_the_raw_ones_are_asked_for(
 
 def test_progress_tells_of_the_embeddings_and_then_of_the_projection(saved_run):
     inspection, told = read_run(saved_run[0]), []
-    embedding_map(inspection, survey(inspection), lambda *at: told.append(at))
+    embedding_map(inspection, survey(inspection), lambda *at: told.append(at), Asked())
     assert told == [("embeddings", 0, 66), ("embeddings", 66, 66), ("t-SNE", 0, 1), ("t-SNE", 1, 1)]
 
 
@@ -238,7 +242,7 @@ def test_without_pictures_there_is_no_map(own_run, hostile_dataset, tmp_path):
 
 def test_a_column_of_too_many_values_colours_nothing(images_run, monkeypatch):
     monkeypatch.setattr(groups, "MAX_GROUPS", 5)
-    assert mapped(images_run, by="uri")[0].colouring is None
+    assert mapped(images_run, by=("uri",))[0].colouring is None
     assert len(mapped(images_run)[0].colouring.names) == 2
 
 
@@ -252,7 +256,7 @@ def test_without_temperatures_the_map_is_of_classes_alone(hostile_dataset, tmp_p
         assert points.tau is None
         assert not (points.coldest | points.hottest).any()
     assert np.bincount(shown.colouring.codes + 1).tolist() == [1, *SIZES]
-    by_caption, _ = mapped(run, by="caption")
+    by_caption, _ = mapped(run, by=("caption",))
     assert (by_caption.colouring.word, by_caption.colouring.names != shown.colouring.names) == ("caption", True)
 
 

@@ -15,7 +15,7 @@ def random():
 
 def area_of(end, rest):
     is_end = np.arange(len(end) + len(rest)) < len(end)
-    return area_under_curve(np.concatenate([end, rest]), is_end, ~is_end)
+    return area_under_curve(np.concatenate([end, rest]), is_end, ~is_end, None)
 
 
 def by_end(found):
@@ -39,7 +39,7 @@ def test_samples_of_one_group_count_as_one_where_they_share_a_property(random):
         group = random.integers(0, 100, 2000)
         values, shifts = random.normal(0, 1, 100)[group], random.normal(0, 1, 100)
         is_end = np.argsort(np.argsort(shifts[group] + random.normal(size=2000))) < 400
-        return *area_under_curve(values, is_end, ~is_end, group), area_under_curve(values, is_end, ~is_end)[1]
+        return *area_under_curve(values, is_end, ~is_end, group), area_under_curve(values, is_end, ~is_end, None)[1]
 
     areas, grouped, alone = np.transpose([drawn() for _ in range(300)])
     assert grouped.mean() == pytest.approx(areas.std(), rel=0.15)

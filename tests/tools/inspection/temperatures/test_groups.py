@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from scipy.stats import t as student
 
-from thermopile.tools.inspection.summary import correlation_in_words
+from thermopile.tools.inspection.summary import verdicts
 from thermopile.tools.inspection.temperatures import groups as groups_module
 from thermopile.tools.inspection.temperatures.correlation import PERMUTATIONS, Correlation, correlate, mean_by_group
 from thermopile.tools.inspection.temperatures.groups import GroupCounts, TooManyGroupsError, codes_of
@@ -154,7 +154,7 @@ CHANCE = (-0.11, 0.03)
     ],
 )
 def test_a_correlation_is_told_by_its_strength_and_by_how_certain_it_is(spearman, p_value, chance, words):
-    assert correlation_in_words(Correlation(spearman, p_value, 0.0, chance)) == words
+    assert verdicts({"image": Correlation(spearman, p_value, 0.0, chance)}) == words
 
 
 @pytest.mark.parametrize(("codes", "tau"), [([0, 0, 1, 1], [0.1, 0.2, 0.3, 0.4]), ([0, 0, 0, 1], [0.5, 0.5, 0.5, 0.5])])

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from thermopile.state_store import StateReader
+from thermopile.state_store.reader import StateReader
 from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run

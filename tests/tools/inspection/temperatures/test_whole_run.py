@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from thermopile.state_store import StateReader, StateStore
 from thermopile.state_store.durable import Repository
+from thermopile.state_store.reader import StateReader
+from thermopile.state_store.store import StateStore
 from thermopile.tools.inspection import opening
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run

@@ -10,7 +10,7 @@ from thermopile.pipeline.opening import Mixture, usual_image_size
 from thermopile.trainer.config import load_config
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run.build import resolve
-from thermopile.trainer.run.settings_of_data import choices_of, usual_batch_size
+from thermopile.trainer.run.chosen_settings import choices_of, usual_batch_size
 
 from support.cli import cli
 from support.datasets import write_dataset
@@ -99,7 +99,7 @@ def test_what_was_chosen_is_said_and_what_was_given_is_not(images_dataset):
 def test_pictures_that_are_enlarged_are_warned_of(images_dataset):
     asked = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 64}})
     (line,) = choices_of(asked, resolve(asked, images_dataset)[0], images_dataset)
-    assert line == "pictures are enlarged: data.image_size = 64, but half have a shorter side up to 27"
+    assert line == "data.image_size = 64 enlarges pictures: half have a shorter side up to 27"
     smallest = load_config({"device": "cpu", "batch_size": 32, "data": {"image_size": 32}})  # as training chooses it
     assert choices_of(smallest, resolve(smallest, images_dataset)[0], images_dataset) == []
 
@@ -119,7 +119,7 @@ def test_large_views_need_encoders_by_name(pairs_dataset, side):
     with pytest.raises(ConfigError, match="Name the image and the text encoder: ") as refused:
         resolve(load_config(large), pairs_dataset)[0]
     assert re.findall(r"`(--set model[^`]*)`", str(refused.value)) == [
-        f"--set model.image.name=hf:{name} --set model.text.name=hf:clip-text" for name in ("resnet-18", "resnet-50")
+        "--set model.image.name=hf:resnet-18 --set model.text.name=hf:clip-text"
     ]
     other = {"image": ("text", "hf:clip-text"), "text": ("image", "hf:resnet-18")}[side]
     with pytest.raises(ConfigError, match=f"Name the {side} encoder: "):

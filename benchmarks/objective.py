@@ -52,6 +52,7 @@ class Sizes:
     """Bytes for similarities; 0: what suits the device."""
     precision: str = "float32"
     """The precision of products on a GPU."""
+    compile: bool = False
     seconds: float = 60.0
     """For each batch size."""
 
@@ -103,7 +104,7 @@ def memory(sizes: Sizes, directory: Path) -> Measured:
 
 
 def _measured(what: str, sizes: Sizes, figures: list[Figure]) -> Measured:
-    of = f"{sizes.name}, {sizes.mode}, d = {sizes.dim}, {sizes.precision}"
+    of = f"{sizes.name}, {sizes.mode}, d = {sizes.dim}, {sizes.precision}{', compiled' if sizes.compile else ''}"
     return Measured(
         f"{what} of {of}, on {sizes.device}, {torch.get_num_threads()} threads",
         "as named; the ratio is how many times less ours takes, the median of the rounds", figures,
@@ -133,7 +134,8 @@ def contender(name: str, sizes: Sizes, batch: int) -> Callable[[], None]:
     )
     if name == PRODUCTS:
         return partial(_three_products, first, second, sizes)
-    objective = create_objective(sizes.name, sizes.mode, similarity_budget=sizes.budget, precision=sizes.precision)
+    chosen: dict[str, Any] = {"precision": sizes.precision, "compile": sizes.compile}
+    objective = create_objective(sizes.name, sizes.mode, similarity_budget=sizes.budget, **chosen)
     objective.to(sizes.device)
     state = _seen(objective.fields, batch, sizes.device)
     ids = torch.arange(batch, device=sizes.device)

@@ -31,12 +31,20 @@ from .schema import VISITS, Schema
 class StagedRows:
     """One batch of rows in host memory, pinned if the store's device is a GPU, and its copy on the device."""
 
-    values: torch.Tensor
-    """float32 [fields, b]"""
-    visits: torch.Tensor
-    """int32 [b]"""
+    packed: torch.Tensor
+    """int32 [fields + 1, b]: the bits of the fields' float32, then visits; together, so that one copy takes all."""
     on_device: Arriving | None = None
-    """Both on a GPU."""
+    """`packed` on a GPU."""
+
+    @property
+    def values(self) -> torch.Tensor:
+        """float32 [fields, b]"""
+        return self.packed[:-1].view(torch.float32)
+
+    @property
+    def visits(self) -> torch.Tensor:
+        """int32 [b]"""
+        return self.packed[-1]
 
 
 class Staging:
@@ -50,19 +58,18 @@ class Staging:
 
     def rows(self, length: int) -> StagedRows:
         """Return empty host tensors for `length` rows."""
-        pinned = self._copies is not None
-        values = torch.empty((len(self._schema.names), length), dtype=torch.float32, pin_memory=pinned)
-        return StagedRows(values, torch.empty(length, dtype=torch.int32, pin_memory=pinned))
+        shape = len(self._schema.names) + 1, length
+        return StagedRows(torch.empty(shape, dtype=torch.int32, pin_memory=self._copies is not None))
 
     def upload(self, staged: StagedRows) -> None:
         """Start copying rows to the device. Call it again after a change. Thread-safe."""
         if self._copies is not None:
-            staged.on_device = self._copies.upload((staged.values, staged.visits))
+            staged.on_device = self._copies.upload([staged.packed])
 
     def as_state(self, staged: StagedRows) -> dict[str, torch.Tensor]:
         """Return every field, float32 [b], and visits, int32 [b], on the device, for the caller's current stream."""
-        values, visits = (staged.values, staged.visits) if staged.on_device is None else staged.on_device.here()
-        return {**dict(zip(self._schema.names, values.unbind(0), strict=True)), VISITS: visits}
+        arrived = staged if staged.on_device is None else StagedRows(staged.on_device.here()[0])
+        return {**dict(zip(self._schema.names, arrived.values.unbind(0), strict=True)), VISITS: arrived.visits}
 
     def download(self, state: Mapping[str, torch.Tensor], length: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Start copying the fields of `state` into one host tensor [fields, length].

@@ -27,6 +27,15 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     return {key: value if getattr(config, key) == "auto" else getattr(config, key) for key, value in fast.items()}
 
 
+def compiler_fault(device: torch.device) -> str:
+    """Return why torch cannot compile for a device, empty if it can; the first time takes some seconds."""
+    try:
+        torch.compile(lambda values: values + 1)(torch.zeros(1, device=device))
+    except Exception as error:  # noqa: BLE001 (torch's, Triton's and a C compiler's have no base)
+        return f"torch cannot compile for {device} ({str(error).partition(chr(10))[0]})"
+    return ""
+
+
 @contextmanager
 def fast_kernels(precision: str, *, timed: bool, deterministic: bool = False) -> Iterator[None]:
     """Let CUDA's float32 products and convolutions use TF32, unless the precision is float32, and cuDNN choose kernels

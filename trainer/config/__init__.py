@@ -528,9 +528,9 @@ def load_config(tree: Mapping[str, Any]) -> TrainConfig:
 
 
 def load_recorded(tree: Mapping[str, Any]) -> TrainConfig:
-    """As `load_config`, of a run's settings: before `objective.precision` existed, all products were in float32."""
+    """As `load_config`, of a run's settings: before these existed, all products were in float32, nothing compiled."""
     config = load_config(tree)
-    settings = {"precision": "float32"} | config.objective.settings
+    settings = {"precision": "float32", "compile": False} | config.objective.settings
     return config.model_copy(update={"objective": config.objective.model_copy(update=settings)})
 
 

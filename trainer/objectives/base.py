@@ -74,6 +74,9 @@ class Settings(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     precision: Literal["auto", "float32", "tf32"] = "auto"
     """Precision in which a GPU multiplies normalised features: tf32 changes gradients by less than 1e-3 of their norm,
     similarities by round-off only. auto is tf32 if the encoders of a run compute below float32, else float32."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile what is done with similarities between the products, for fewer passes over memory, which takes some
+    seconds in the first step; results differ by round-off. auto: in a run on a GPU for which torch can compile."""
 
     def budget_on(self, device: torch.device) -> int:
         """Return `similarity_budget`, or the device's default."""
@@ -324,6 +327,7 @@ class Objective(nn.Module):
         pairs: Pairs = Directed(frame, **given) if is_directed else self.pairs_of(targets, frame.own, **given)
         can_round = self.unit_norm and targets.dtype == torch.float32
         pairs.tf32 = can_round and targets.is_cuda and settings.precision == "tf32"
+        pairs.compiled = settings.compile is True and self.unit_norm
         return pairs
 
     def retrieval(self, margin: Tensor) -> dict[str, Tensor]:

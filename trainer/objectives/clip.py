@@ -139,10 +139,7 @@ class SigmoidSums(torch.autograd.Function):
                 if pairs.mirrored:
                     peaks[1] = torch.maximum(peaks[1], similarities.amax(0))
                 if half == 0:
-                    logits = similarities * scale + bias  # so negative at the positives that they add nothing
-                    weights = logits.sigmoid()  # w, the slope of the loss
-                    of_rows = (F.softplus(logits).sum(1), weights.sum(1), weights.mul_(similarities).sum(1))
-                    own[:3, at] = torch.stack(of_rows)
+                    own[:3, at] = pairs.fused(_sums)(similarities, scale.detach(), bias.detach())
         losses, weights, moments, *peak = ranks.gather(own)
         wrong = -(pairs.positives * scale + bias)
         share = wrong.sigmoid()
@@ -166,3 +163,10 @@ class SigmoidSums(torch.autograd.Function):
 
         in_positives = (-scale * share * in_losses)[None]
         return pairs.gradients(weigh, in_positives).mul_(ctx.world), in_scale, in_bias, None, None
+
+
+def _sums(similarities: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    """Return the rows' sums of a piece's losses, of w, their slopes, and of w · S, [3, rows]."""
+    logits = similarities * scale + bias  # so negative at the positives that they add nothing
+    weights = logits.sigmoid()
+    return torch.stack([F.softplus(logits).sum(1), weights.sum(1), weights.mul_(similarities).sum(1)])

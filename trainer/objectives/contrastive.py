@@ -43,20 +43,19 @@ def accumulate(pairs: Pairs, tau: Tensor) -> Sums:
     """
     # Allocate before the pieces: small results between freed temporaries would fragment the heap, by gigabytes.
     sums = Sums(torch.full_like(tau, EXCLUDED), torch.zeros_like(tau), torch.zeros_like(tau))
-    tau_ln2 = tau * LN2
+    tau_ln2, add = tau * LN2, pairs.fused(_add)
     for half, block in enumerate(pairs.blocks):
         for rows, similarities in pairs.pieces(block):
-            local = block.local(rows)
-            _add(sums, (half, local), similarities, tau_ln2[half, local], dim=1)
+            anchors = half, block.local(rows)
+            add(similarities, tau_ln2[anchors], *(values[anchors] for values in sums), dim=1)
             if pairs.mirrored:
-                _add(sums, (1, slice(None)), similarities, tau_ln2[1], dim=0)
+                add(similarities, tau_ln2[1], *(values[1] for values in sums), dim=0)
     sums.spread.mul_(LN2)
     return sums
 
 
-def _add(sums: Sums, anchors: tuple[int, slice], similarities: Tensor, tau_ln2: Tensor, dim: int) -> None:
-    """Add the candidates along `dim` of a piece to the sums of `anchors`, in place; the spread is in powers of 2."""
-    peak, total, spread = (values[anchors] for values in sums)
+def _add(similarities: Tensor, tau_ln2: Tensor, peak: Tensor, total: Tensor, spread: Tensor, dim: int) -> None:
+    """Add the candidates along `dim` of a piece to the anchors' sums, in place; the spread is in powers of 2."""
     new_peak = torch.maximum(peak, similarities.amax(dim))
     exponents = (similarities - new_peak.unsqueeze(dim)).div_(tau_ln2.unsqueeze(dim))
     exps = exponents.exp2()
@@ -104,19 +103,23 @@ def _of_views(pairs: Pairs, sums: Sums, tau: Tensor, weight: Tensor, in_positive
     """Return the views' gradients, if dR/dS_ij = weight_i q_ij, summed over a pair's anchors, one or two."""
     tau_of_sets = tau[: pairs.sets]  # a sample's anchors share its tau, except in mode bimodal, which has two sets
     per_set = (sums.peak, tau_of_sets * LN2, pairs.of_sets(weight) / sums.total)
-    vectors = [pairs.of_rows(values) for values in per_set]
+    vectors, weigh_piece = [pairs.of_rows(values) for values in per_set], pairs.fused(_weigh)
 
     def weigh(similarities: Tensor, rows: slice, block: Block) -> None:
-        of_columns = None
-        if pairs.mutual:
-            peak, tau_ln2, scale = (vector[block.columns] for vector in vectors)
-            of_columns = (similarities - peak).div_(tau_ln2).exp2_().mul_(scale)
-        peak, tau_ln2, scale = (vector[rows].unsqueeze(1) for vector in vectors)
-        similarities.sub_(peak).div_(tau_ln2).exp2_().mul_(scale)
-        if of_columns is not None:
-            similarities.add_(of_columns)
+        of_columns = [vector[block.columns] for vector in vectors] if pairs.mutual else []
+        weigh_piece(similarities, [vector[rows].unsqueeze(1) for vector in vectors], of_columns)
 
     return pairs.gradients(weigh, in_positives)
+
+
+def _weigh(similarities: Tensor, of_rows: list[Tensor], of_columns: list[Tensor]) -> None:
+    """Overwrite a piece with its weights; peak, tau · ln 2 and scale of the rows, and of the columns if they weigh."""
+    peak, tau_ln2, scale = of_columns or of_rows
+    weights_of_columns = (similarities - peak).div_(tau_ln2).exp2_().mul_(scale) if of_columns else None
+    peak, tau_ln2, scale = of_rows
+    similarities.sub_(peak).div_(tau_ln2).exp2_().mul_(scale)
+    if weights_of_columns is not None:
+        similarities.add_(weights_of_columns)
 
 
 class PowerSums(torch.autograd.Function):

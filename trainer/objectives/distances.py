@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import FeaturesError, Settings, row_norms
 from .contrastive import Contrastive
-from .pairs import Block, Pairs, split
+from .pairs import Block, Pairs
 
 
 class Distances(Pairs):
@@ -32,7 +32,7 @@ class Distances(Pairs):
     def fill(self, similarities: Tensor, rows: slice, block: Block) -> None:
         of_columns, columns = self._squares[block.columns], self.table[block.columns]
         torch.addmm(of_columns, self.table[rows], columns.T, alpha=-2, out=similarities)
-        for piece_rows, piece in split(rows, similarities):
+        for piece_rows, piece in self.split(rows, similarities):
             piece.add_(self._squares[piece_rows].unsqueeze(1)).clamp_(min=0).sqrt_().neg_()
 
     def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ memory does not grow with the batch.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +47,9 @@ class Pairs:
 
     tf32 = False
     """Whether a GPU multiplies these float32 features in TF32, which has 11 of float32's 24 bits."""
+
+    compiled = False
+    """Whether elementwise operations are compiled; they then take whole chunks, as they leave nothing in between."""
 
     def __init__(self, features: Tensor, own: slice, *, across: bool, budget: int) -> None:
         """features: [2, b, d], float32 or float64, of the global batch; own: the slice of this rank's samples.
@@ -160,16 +163,28 @@ class Pairs:
     def pieces(self, block: Block) -> Iterator[tuple[slice, Tensor]]:
         """As `visit`, in smaller pieces for elementwise operations."""
         for rows, similarities in self.visit(block):
-            yield from split(rows, similarities)
+            yield from self.split(rows, similarities)
+
+    def split(self, rows: slice, similarities: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Yield views of a chunk, a few rows each."""
+        pairs = similarities.numel() if self.compiled else PIECE.get(similarities.device.type, PIECE["cuda"])
+        height = max(1, pairs // similarities.shape[1])
+        for start in range(0, len(similarities), height):
+            piece = similarities[start : start + height]
+            yield slice(rows.start + start, rows.start + start + len(piece)), piece
+
+    def fused(self, operations: Callable[..., Any]) -> Callable[..., Any]:
+        """Return elementwise operations on tensors, compiled if these are to be."""
+        return _compiled(operations) if self.compiled else operations
 
     def weights(self, block: Block, weigh: Callable[[Tensor, slice, Block], None]) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of the block as `visit`, overwritten by `weigh`; a later visit computes similarities again."""
         for rows, similarities in self.visit(block):
             self._kept.pop(rows.start, None)
-            for piece_rows, piece in split(rows, similarities):
+            for piece_rows, piece in self.split(rows, similarities):
                 weigh(piece, piece_rows, block)
                 if self.tf32:
-                    rounded(piece)
+                    self.fused(rounded)(piece)
             yield rows, similarities
 
     def gradients(self, weigh: Callable[[Tensor, slice, Block], None], in_positives: Tensor) -> Tensor:
@@ -263,21 +278,22 @@ class Directed(Pairs):
         return gradients
 
 
+@cache
+def _compiled(operations: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(operations)
+
+
 def rounded(values: Tensor) -> Tensor:
-    """Round float32 to TF32's bits, in place, to nearest: a GPU may cut them, which makes all products too small."""
-    shifted = values * 8193.0  # 2¹³ + 1: Veltkamp's splitting, in which NaN stays NaN
-    return values.sub_(shifted).add_(shifted)
+    """Round float32 to TF32's bits, in place, to nearest: a GPU may cut them, which makes all products too small.
+
+    By bits: a compiler may turn Veltkamp's splitting into fused operations, which round otherwise.
+    """
+    bits = values.view(torch.int32)
+    nearest = ((bits + 0xFFF + (bits >> 13 & 1)) & -0x2000).view(torch.float32)  # half to even
+    return values.copy_(torch.where(values.isfinite(), nearest, values))
 
 
 def set_until(end: ExitStack, owner: Any, name: str, value: object) -> None:
     """Set an attribute until `end`, which restores it."""
     end.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, value)
-
-
-def split(rows: slice, similarities: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield views of a chunk, a few rows each."""
-    height = max(1, PIECE.get(similarities.device.type, PIECE["cuda"]) // similarities.shape[1])
-    for start in range(0, len(similarities), height):
-        piece = similarities[start : start + height]
-        yield slice(rows.start + start, rows.start + start + len(piece)), piece

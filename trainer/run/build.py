@@ -24,7 +24,7 @@ from ..encoders import with_names
 from ..errors import ConfigError, refusing
 from ..objectives import Objective, Settings, checked_settings, objective_class, objective_with, tried
 from ..plugins import is_plugin, load_plugin
-from ..precision import resolve_speed
+from ..precision import compiler_fault, resolve_speed
 from ..world import ALONE, World
 from .chosen_settings import refuse_few_samples, refuse_unnamed_encoders, usual_batch_size, with_settings_of_models
 from .dataset_cache import DatasetCache
@@ -96,6 +96,8 @@ def resolve(config: TrainConfig, dataset: Dataset, world: World = ALONE) -> tupl
     speed = resolve_speed(config, device)
     if settings.precision == "auto":
         own["precision"] = "tf32" if device.type == "cuda" and speed["precision"] != "float32" else "float32"
+    if settings.compile == "auto":
+        own["compile"] = device.type == "cuda" and not compiler_fault(device)
     optimizer = config.optimizer
     if optimizer.warmup is None:
         steps = min(200, config.total_steps(parts.order.steps_per_epoch) // 10)

@@ -33,7 +33,7 @@ from ..metrics.metrics_log import MetricsLog, Scalar
 from ..metrics.step_clock import StepClock
 from ..metrics.trackers import Trackers, makers_of
 from ..plugins import is_directory
-from ..precision import fast_kernels
+from ..precision import compiler_fault, fast_kernels
 from ..run_directory import RunDirectory
 from ..world import ALONE, World, refuse_separate_directories
 from . import build
@@ -95,6 +95,8 @@ class Run(SampleRows):
         self.device = build.device_named(config.device)
         _, objective, self.order = parts or build.parts_of(config, self.dataset, world)
         self.objective = objective.to(self.device)
+        if objective.settings.compile is True and (fault := compiler_fault(self.device)):
+            raise ConfigError(f"objective.compile: {fault}; install what it lacks, or set objective.compile = false")
         torch.manual_seed(config.seed)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
             self.encoders = self._created_encoders(pretrained=self.start is None)

@@ -133,7 +133,8 @@ def test_rounding_is_to_the_nearest_number_of_tf32_and_what_is_not_finite_stays(
     values = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * torch.logspace(-30, 30, 10_000)
     assert torch.equal(rounded(values.clone()), nearest(values))
     assert torch.equal(cut(rounded(values.clone())), rounded(values.clone()))
-    assert rounded(torch.tensor([math.nan])).isnan()
+    of_a_gpu, of_a_cpu = torch.tensor([0x7FFFFFFF, 0x7FC00000], dtype=torch.int32).view(torch.float32)
+    assert rounded(torch.stack([of_a_gpu, of_a_cpu])).isnan().all()
     assert not rounded(torch.tensor([math.inf])).isfinite()
 
 

@@ -96,7 +96,8 @@ class Run(SampleRows):
         _, objective, self.order = parts or build.parts_of(config, self.dataset, world)
         self.objective = objective.to(self.device)
         if objective.settings.compile is True and (fault := compiler_fault(self.device)):
-            raise ConfigError(f"objective.compile: {fault}; install what it lacks, or set objective.compile = false")
+            cure = "install what it lacks, or set objective.compile = false, on resume with --allow-change"
+            raise ConfigError(f"objective.compile: {fault}; {cure} objective.compile")
         torch.manual_seed(config.seed)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
             self.encoders = self._created_encoders(pretrained=self.start is None)

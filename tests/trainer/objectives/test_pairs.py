@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thermopile.trainer.objectives import pairs as module
-from thermopile.trainer.objectives.pairs import EXCLUDED, Pairs, split
+from thermopile.trainer.objectives.pairs import EXCLUDED, Pairs
 
 BYTES = torch.float64.itemsize
 
@@ -115,11 +115,16 @@ def test_gradients_of_own_rows_are_the_weights_times_candidates_and_positives(la
     torch.testing.assert_close(gradients, expected, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(("piece", "heights"), [(1, [1] * 7), (10, [3, 3, 1]), (100, [7])])
-def test_a_chunk_is_split_into_views_of_whole_rows_no_larger_than_a_piece(piece, heights, monkeypatch):
+@pytest.mark.parametrize(
+    ("piece", "compiled", "heights"),
+    [(1, False, [1] * 7), (10, False, [3, 3, 1]), (100, False, [7]), (1, True, [7])],
+)
+def test_a_chunk_is_split_into_views_of_whole_rows_no_larger_than_a_piece(piece, compiled, heights, monkeypatch):
+    """Compiled operations take the whole chunk."""
     monkeypatch.setitem(module.PIECE, "cpu", piece)
-    chunk = torch.zeros(7, 3)
-    parts = list(split(slice(20, 27), chunk))
+    monkeypatch.setattr(Pairs, "compiled", compiled)
+    chunk, similarities = torch.zeros(7, 3), Pairs(make_features(2), slice(0, 2), across=True, budget=1)
+    parts = list(similarities.split(slice(20, 27), chunk))
     assert [len(part) for _, part in parts] == heights
     for rows, part in parts:
         part += torch.arange(rows.start, rows.stop)[:, None]

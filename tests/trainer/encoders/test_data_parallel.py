@@ -1,6 +1,7 @@
 """The encoders as a step calls them: another memory layout, or compiled code, and the same results."""
 
 import json
+import shutil
 from functools import partial
 
 import pytest
@@ -92,6 +93,21 @@ def test_encoders_are_compiled_each_by_itself_and_a_checkpoint_does_not_show_it(
 @pytest.mark.soak
 def test_encoders_in_compiled_code_have_the_losses_of_those_that_are_not(plain, pairs_dataset, tmp_path):
     assert_compiled_as(plain, pairs_dataset, tmp_path / "run")
+
+
+@pytest.mark.wide
+def test_a_run_with_a_compiled_objective_resumes_bit_for_bit_and_goes_on_without_a_compiler(
+    plain, pairs_dataset, tmp_path
+):
+    config = tiny(pairs_dataset, objective={"compile": True})
+    whole = train(config, tmp_path / "whole")
+    train(config, tmp_path / "broken", until=7)
+    shutil.copytree(tmp_path / "broken", tmp_path / "elsewhere")
+    assert losses(train(config, tmp_path / "broken", resume=True)) == losses(whole)
+    assert losses(whole) == pytest.approx(losses(plain), rel=1e-4)
+    elsewhere = train(tiny(pairs_dataset), tmp_path / "elsewhere", resume=True)
+    assert losses(elsewhere)[:7] == losses(whole)[:7]
+    assert losses(elsewhere) == pytest.approx(losses(plain), rel=1e-4)
 
 
 def test_an_own_encoder_with_unused_weights_is_refused_where_gpus_would_wait(pairs_dataset):

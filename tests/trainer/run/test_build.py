@@ -170,6 +170,35 @@ def test_a_run_from_before_its_products_had_a_precision_keeps_float32(pairs_data
             assert speed(resolve(recorded, pairs_dataset)[0]) == ("bf16", True, 2**32, "float32")
 
 
+def test_a_gpu_s_similarities_are_weighed_in_compiled_code_where_torch_can_compile(pairs_dataset, gpu, monkeypatch):
+    def compiled(**given):
+        config = settings(pairs_dataset, **given)
+        return config.objective.settings["compile"]
+
+    assert not compiled()
+    with gpu():
+        monkeypatch.setattr(torch, "compile", lambda operations: lambda values: values)
+        monkeypatch.setattr(torch, "zeros", lambda size, device: torch.ones(size))  # on the GPU that is not there
+        assert compiled(device="cuda")
+        monkeypatch.setattr(torch, "compile", no_compiler)
+        assert not compiled(device="cuda")
+
+
+def no_compiler(operations):
+    raise RuntimeError("Cannot find a working triton installation.\nMore information: ...")
+
+
+def test_a_run_whose_code_was_compiled_is_told_what_to_do_where_torch_cannot(pairs_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    config = settings(pairs_dataset)
+    config = config.model_copy(update={"objective": config.objective.model_copy(update={"compile": True})})
+    with pytest.raises(
+        ConfigError, match=r"^objective.compile: .* \(Cannot find a working triton installation.\); ins"
+    ):
+        Trainer.open(config, RunDirectory(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 # The recipe
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
+from statistics import fmean
 
 from thermopile.pipeline.conversion.conversion import ConvertSettings, convert
 from thermopile.pipeline.sources import Source
@@ -25,6 +27,12 @@ def trained(data: Path, run: Path, settings: Mapping[str, object], *more: object
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     thermopile("train", "--preset", preset, "--data", data, "--out", run, "--resume", *words, *more)
     return run
+
+
+def recall(run: Path, data: Path) -> float:
+    """R@1 in percent on the test set beside the data, mean of both ways."""
+    scores = json.loads(thermopile("eval", run, "--test", data.with_name(f"{data.name}-test"), "--json"))["scores"]
+    return 100 * fmean(scores[way]["1"]["all"] for way in ("image_to_text", "text_to_image"))
 
 
 def thermopile(*words: object) -> str:

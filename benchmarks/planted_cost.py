@@ -22,7 +22,7 @@ from scipy.stats import sem, t
 
 from thermopile.pipeline.opening import Dataset
 
-from .glyph_runs import thermopile, trained
+from .glyph_runs import recall, thermopile, trained
 from .kinds import BATCH, DATA, Run, planted_data
 from .markdown import table
 from .reproduction.running import commit
@@ -65,10 +65,7 @@ def recalls(kinds: Path, seed: int) -> dict[str, float]:
     if not fork.exists():
         thermopile("fork", f"{planted}@step-{kept}", "--out", fork, "--set", "data.planted=0")
     thermopile("train", "--resume", "--out", fork)
-    found = {}
-    for name, run in (("plain", plain), ("planted", planted), ("fork", fork)):
-        scores = json.loads(thermopile("eval", run, "--test", data.with_name(f"{data.name}-test"), "--json"))["scores"]
-        found[name] = 100 * fmean(scores[way]["1"]["all"] for way in ("image_to_text", "text_to_image"))
+    found = {name: recall(run, data) for name, run in (("plain", plain), ("planted", planted), ("fork", fork))}
     for run in (plain, planted, fork):
         shutil.rmtree(run)
     return found

@@ -11,10 +11,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import Phase, settings  # noqa: E402
+from hypothesis.internal.conjecture import providers  # noqa: E402
 
 # The first example of a property compiles numba kernels; a deadline would fail it. Examples are the same in every run
 # of the tests, so that a failure is one for everybody. Only the soak looks for the smallest example that fails, which
-# can take minutes.
+# can take minutes. Left to itself, Hypothesis also draws numbers that stand in whichever modules are imported by then,
+# so that other tests would decide the examples.
+assert providers.is_local_module_file
+providers.is_local_module_file = lambda path: False
 settings.register_profile("soak", deadline=None, derandomize=True)
 settings.register_profile("daily", settings.get_profile("soak"), phases=set(Phase) - {Phase.shrink, Phase.explain})
 settings.load_profile("daily")

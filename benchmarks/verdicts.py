@@ -71,9 +71,10 @@ def forks(kinds: Path, seed: int) -> dict[str, Any]:
         keep = out / f"verdicts-{seed}-{name}.parquet"
         thermopile("curate", raw, "--keep", keep, *rule)
         dropped = keep.with_suffix(".dropped.parquet")
-        drawn = np.random.default_rng(seed).permutation(samples)[: pq.read_metadata(dropped).num_rows]
+        of_dataset = pq.read_table(dropped)["dataset_fingerprint"]
+        drawn = np.sort(np.random.default_rng(seed).permutation(samples)[: len(of_dataset)])
         as_many = keep.with_suffix(".random.parquet")
-        pq.write_table(pa.table({"sample_id": np.sort(drawn)}), as_many)
+        pq.write_table(pa.table({"sample_id": drawn, "dataset_fingerprint": of_dataset}), as_many)
         for title, file in ((name, dropped), (f"as many as {name}, at random", as_many)):
             fork = out / f"verdicts-{seed}-fork"
             thermopile("fork", f"{raw}@step-{half}", "--out", fork, "--without", file)

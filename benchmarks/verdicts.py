@@ -69,7 +69,7 @@ def forks(kinds: Path, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, rule in (("misfits", ("--drop-misfits", round(MISFITS * samples))), ("copies", ("--thin", 1))):
         keep = out / f"verdicts-{seed}-{name}.parquet"
-        thermopile("curate", raw, "--keep", keep, *rule)
+        thermopile("curate", raw, "--keep", keep, "--overwrite", *rule)
         dropped = keep.with_suffix(".dropped.parquet")
         of_dataset = pq.read_table(dropped)["dataset_fingerprint"]
         drawn = np.sort(np.random.default_rng(seed).permutation(samples)[: len(of_dataset)])

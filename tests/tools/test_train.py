@@ -147,7 +147,7 @@ def test_a_jump_of_the_learning_rate_is_told(pairs_dataset, tmp_path):
 def test_a_dataset_to_score_that_was_moved_is_named_with_its_setting(pairs_dataset, tmp_path):
     asked = sets("evaluation.every_steps=4", "evaluation.test=/nowhere/set")
     result = train("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), *asked)
-    assert_one_line(result, 1, "evaluation.test: /nowhere/set is not a dataset", "--set evaluation.test=DATASET")
+    assert_one_line(result, 1, "evaluation.test: /nowhere/set does not exist", "--set evaluation.test=DATASET")
 
 
 def test_a_batch_larger_than_the_dataset_is_refused_with_one_that_fits(images_dataset, tmp_path):

@@ -264,7 +264,7 @@ def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_with
     gone, moved = tmp_path / "gone", shutil.copytree(images_dataset.path, tmp_path / "moved")
     config = run.config()
     run.record(config.model_copy(update={"data": config.data.model_copy(update={"path": str(gone)})}))
-    assert_one_line(resume(run), 1, f"{gone} is not a dataset")
+    assert_one_line(resume(run), 1, f"{gone} does not exist", "pass its new path with --data")
     result = resume(run, "--data", moved)
     assert result.exit_code == 0, result.stderr
     assert run.config().data.path == str(moved)

@@ -147,7 +147,7 @@ def test_without_classes_and_captions_one_line_says_why_there_is_nothing_to_scor
     nothing = f"{flat_dataset.path} gives nothing to score: {flat_dataset.path} has no classes, and "
     for run, why in ((images_run, "the run has no text encoder"), (pairs_run, "it has no captions")):
         refused = evaluate(run, flat_dataset, flat_dataset)
-        assert_one_line(refused, 2, f"{nothing}{why}; name another test or training set")
+        assert_one_line(refused, 2, f"{nothing}{why}; choose other datasets")
         assert "pictures: " not in refused.stderr  # which were not encoded in vain
 
 
@@ -159,7 +159,9 @@ def test_test_pictures_that_the_run_was_trained_on_are_counted(images_run, tmp_p
             place = tmp_path / folder / "ab"[i % 2] / f"{i}.jpg"
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(tmp_path / f"{i}.jpg", place)
-    train, test, new = (dataset_of(FolderSource(tmp_path / of), tmp_path / f"{of}-out") for of in ("train", "test", "new"))
+    train, test, new = (
+        dataset_of(FolderSource(tmp_path / of), tmp_path / f"{of}-out") for of in ("train", "test", "new")
+    )
     said = "of 7 test pictures are in the training set too, byte for byte: their scores say nothing of new samples."
     assert f"3 {said}" in scores_of(images_run, train, test)["notes"]
     assert not any("byte for byte" in note for note in scores_of(images_run, train, new)["notes"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -64,6 +65,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "cut": _cut,
+        "code": _with_code,
         "thousands": "{:,}".format,
         "tau": summary.tau,
         "share": summary.share,
@@ -79,3 +81,8 @@ def _environment() -> Environment:
 def _cut(words: object, most: int = 1000) -> Markup:
     """Return words, or HTML without elements, as HTML on one line, cut after `most` characters."""
     return escape(plain_text(words.unescape() if isinstance(words, Markup) else str(words), most))
+
+
+def _with_code(words: str) -> Markup:
+    """Return words as `_cut` does, with what stands between backticks as code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(_cut(words))))

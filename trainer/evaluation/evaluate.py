@@ -152,8 +152,9 @@ def evaluate(
     network: the trained network, or the momentum network, which has only its own weights. weights: the trained
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit the run,
-    ConfigError as read_class_names, if no score is possible, if the run's encoders cannot be built or it has no momentum network or averaged
-    weights; SelectionError if the run's own copy of what it has forgotten is damaged or another run's.
+    ConfigError as read_class_names, if no score is possible, if the run's encoders cannot be built or it has no
+    momentum network or averaged weights; SelectionError if the run's own copy of what it has forgotten is damaged or
+    another run's.
     """
     config = run.config()
     if network == "momentum":
@@ -277,7 +278,7 @@ def score_encoders(
         result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
     if lacking and (encoders.text is None or not (captions or result.named.names)):
         why = "the run has no text encoder" if encoders.text is None else "it has no captions"
-        raise ConfigError(f"{result.test.place} gives nothing to score: {lacking}, and {why}; name another test or training set")
+        raise ConfigError(f"{result.test.place} gives nothing to score: {lacking}, and {why}; choose other datasets")
     test_images = pictures(result.test, "test pictures")
     train_images = None if lacking else pictures(result.train, "training pictures", result.neighbours)
     caption_texts = texts(sorted({text for _, text in captions}), "captions")

@@ -16,7 +16,7 @@ from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.svg import NARROW, VARIABLES, WIDE
-from thermopile.tools.report.html import drawn, part
+from thermopile.tools.report.html import document, drawn, part
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -39,10 +39,15 @@ def page(html):
     return Page(html)
 
 
+def test_a_command_in_a_note_is_shown_as_code_and_escaped():
+    (note,) = re.findall("<li>(.*?)</li>", document("", "", "", "", ["Run `inspect <b>`; ` is <i>one</i>"], {}))
+    assert note == "Run <code>inspect &lt;b&gt;</code>; ` is &lt;i&gt;one&lt;/i&gt;"
+
+
 def test_nothing_in_a_page_but_its_own_script_can_run_and_nothing_can_load(page):
     assert {tag for tag, _ in page.elements} <= {
-        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "bdi", "nav", "ul",
-        "li", "a", "main", "section", "figure", "figcaption", "img", "dl", "div", "dt", "dd",
+        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "bdi", "code", "nav",
+        "ul", "li", "a", "main", "section", "figure", "figcaption", "img", "dl", "div", "dt", "dd",
         "table", "caption", "thead", "tbody", "tr", "th", "td", "span", "details", "summary", "script",
         "svg", "g", "defs", "path", "use", "text", "clippath", "rect", "image",
     }  # fmt: skip

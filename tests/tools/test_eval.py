@@ -235,6 +235,11 @@ def test_a_path_of_the_runs_own_dataset_beside_another_training_set_is_refused(p
     assert_one_line(cli("eval", pairs_run, *given), 2, "--data", "leave one out")
 
 
+def test_another_dataset_in_the_place_of_the_runs_own_is_refused(pairs_run, pairs_dataset, hostile_dataset):
+    refused = cli("eval", pairs_run, "--test", pairs_dataset.path, "--data", hostile_dataset.path)
+    assert_one_line(refused, 2, f"{hostile_dataset.path} is not the dataset of {pairs_run}", "--train")
+
+
 def test_the_training_set_is_by_default_the_runs_own(pairs_run, pairs_dataset, tmp_path):
     given = {"tokenizer_from": pairs_dataset.path / "tokenizer.json", "selection": np.arange(0, pairs_dataset.n, 10)}
     few = dataset_of(GlyphSource(0, test=True), tmp_path / "few", **given)

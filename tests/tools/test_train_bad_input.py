@@ -277,7 +277,7 @@ def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, ima
     index["shard_digests"][0]["beton"] = "0" * 64  # as of other pixels
     (other / "dataset.json").write_bytes(seal_index(index))
     before = run.metrics_file.read_bytes()
-    assert_one_line(resume(run, "--data", other), 2, run.state, "dataset")
+    assert_one_line(resume(run, "--data", other), 2, f"{other} is not the dataset of {run.path}")
     assert run.metrics_file.read_bytes() == before
     assert resume(run).exit_code == 0
 

@@ -176,23 +176,31 @@ class TarPart(NamedTuple):
 def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes]:
     """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample.
 
-    last_dot: it ends at the last one instead.
+    last_dot: it ends at the last one instead; a name that begins with a dot has no suffix either way.
     """
     folder, slash, base = name.rpartition(b"/")
     stem, dot, suffix = base.rpartition(b".") if last_dot else base.partition(b".")
     stem, suffix = (stem, suffix) if dot else (base, b"")
-    return folder + slash + stem, suffix.lower() if stem else b""
+    return folder + slash + stem, b"" if base.startswith(b".") else suffix.lower()
 
 
 def samples_of(
-    read_at: ReadAt, size: int, name: object, wanted: Container[bytes], start: int, stop: int | None, *, last_dot: bool
+    read_at: ReadAt,
+    size: int,
+    name: object,
+    wanted: Container[bytes],
+    start: int,
+    stop: int | None,
+    *,
+    last_dot: bool,
+    pass_over: Callable[[bytes], None] = lambda name: None,
 ) -> Iterator[Members]:
     """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
 
     A sample is consecutive members with the same key; a repeated suffix starts a new one, even under the same key.
     name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
-    of samples. last_dot: as for key_and_suffix. Raises BrokenTarError after the samples before the damage, SourceError
-    if the tar is compressed.
+    of samples. last_dot: as for key_and_suffix. pass_over: gets the name of each member that is part of no sample.
+    Raises BrokenTarError after the samples before the damage, SourceError if the tar is compressed.
     """
     if not size:
         raise BrokenTarError("the file is empty")
@@ -207,7 +215,10 @@ def samples_of(
         for member in members_of(read_at, size, start, stop):
             prefix, suffix = key_and_suffix(member.name, last_dot=last_dot)
             top = member.name.partition(b"/")[0]
-            if not suffix or (top.startswith(b"__") and top.endswith(b"__")):  # WebDataset's own metadata
+            if top.startswith(b"__") and top.endswith(b"__"):  # WebDataset's own metadata
+                continue
+            if not suffix:
+                pass_over(member.name)
                 continue
             if sample and (prefix != key or suffix in sample):
                 yield sample

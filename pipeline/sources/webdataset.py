@@ -400,26 +400,36 @@ class WebDatasetSource(Source):
 
     def _in_order(self, piece: Piece, mode: str, selected: Bools | None, *, ahead: bool = True) -> Iterator[Read]:
         end, before = piece.start, len(self.index.files) - len(self.tars) if self.index else 0
-        for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
+        passed = list[bytes]()
+        members = self._members(piece, self._wanted, ahead=ahead, pass_over=passed.append)
+        for place, found in enumerate(members, piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
             index = (before + piece.tar << 32) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
-            unused = self._beside(found) if is_wanted and isinstance(found, dict) else ()
-            yield Read(index, sample, end - start, ignored=ignored, unused=unused)
-        yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
+            beside = self._beside(found) if is_wanted and isinstance(found, dict) else ()
+            yield Read(index, sample, end - start, ignored=ignored, unused=(*_of_no_sample(passed), *beside))
+            passed.clear()
+        ended = int(piece.stop == self.versions[piece.tar][0])
+        yield Read(-1, None, piece.stop - end, ended, unused=(*_of_no_sample(passed),))
 
     def _members(
-        self, piece: Piece, wanted: Container[bytes], *, ahead: bool = True
+        self,
+        piece: Piece,
+        wanted: Container[bytes],
+        *,
+        ahead: bool = True,
+        pass_over: Callable[[bytes], None] = lambda name: None,
     ) -> Iterator[Members | BrokenTarError | OSError]:
-        """Yield the members of each sample of a piece; last, an error for the damaged rest."""
+        """Yield the members of each sample of a piece; last, an error for the damaged rest. pass_over: as samples_of."""
         try:
             file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
             with ThreadPoolExecutor(PIECES_AHEAD) as threads:
                 read = ForwardReader(file, piece.start, piece.stop, threads).read if ahead else file.read
                 stop = None if piece.stop == file.size else piece.stop
-                yield from samples_of(read, file.size, file.place, wanted, piece.start, stop, last_dot=self._last_dot)
+                given = read, file.size, file.place, wanted, piece.start, stop
+                yield from samples_of(*given, last_dot=self._last_dot, pass_over=pass_over)
         except (BrokenTarError, OSError) as error:
             self._refuse_other_than_damage(piece.tar, error)
             yield error
@@ -504,6 +514,13 @@ def _versions(given: Iterable[Place], unused: Account) -> Iterator[tuple[Place, 
 def nobody_has(option: str, value: object, of: str = "no sample") -> str:
     """Return the message for a name on the command line, which may be mistyped."""
     return f"--{option} {value!r} matches {of}; choose another, or none: --{option} ''"
+
+
+def _of_no_sample(names: Iterable[bytes]) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and cure of members of which no key and suffix can be read."""
+    for name in names:
+        is_hidden = name.rpartition(b"/")[2].startswith(b".")
+        yield "hidden members" if is_hidden else "members without a suffix", as_text(name), ""
 
 
 def _end(members: Members) -> int:

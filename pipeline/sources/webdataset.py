@@ -422,7 +422,10 @@ class WebDatasetSource(Source):
         ahead: bool = True,
         pass_over: Callable[[bytes], None] = lambda name: None,
     ) -> Iterator[Members | BrokenTarError | OSError]:
-        """Yield the members of each sample of a piece; last, an error for the damaged rest. pass_over: as samples_of."""
+        """Yield the members of each sample of a piece; last, an error for the damaged rest.
+
+        pass_over: as for samples_of.
+        """
         try:
             file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
             with ThreadPoolExecutor(PIECES_AHEAD) as threads:

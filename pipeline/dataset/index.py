@@ -245,10 +245,9 @@ def read_index(path: AnyPlace) -> DatasetIndex:
         raise DatasetError(f"{path} {what}. Create a dataset with `thermopile convert`.") from None
     except ObjectStoreError:
         raise
-    except OSError as error:
-        raise DatasetError(f"{file} cannot be used: {error}") from error
-    except DatasetError as error:
-        raise DatasetError(f"{file} cannot be used: {error}. {CURE}") from error
+    except (DatasetError, OSError) as error:
+        cure = f". {CURE}" if isinstance(error, DatasetError) else ""
+        raise DatasetError(f"{file} cannot be used: {error}{cure}") from error
 
 
 def parse_index(text: bytes) -> DatasetIndex:

@@ -38,7 +38,7 @@ class TarMember(NamedTuple):
 
 
 Members = dict[bytes, TarMember]
-"""The members of one sample, by suffix."""
+"""The members of one sample, by suffix; then, by `/` and a number, those beside it that are part of no sample."""
 ReadAt = Callable[[int, int], bytes]
 """Given an offset and a size, returns that part of the tar, fewer bytes at its end."""
 
@@ -176,31 +176,22 @@ class TarPart(NamedTuple):
 def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes]:
     """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample.
 
-    last_dot: it ends at the last one instead; a name that begins with a dot has no suffix either way.
+    last_dot: it ends at the last one instead. A name that begins with a dot has no suffix either way.
     """
     folder, slash, base = name.rpartition(b"/")
-    stem, dot, suffix = base.rpartition(b".") if last_dot else base.partition(b".")
-    stem, suffix = (stem, suffix) if dot else (base, b"")
-    return folder + slash + stem, b"" if base.startswith(b".") else suffix.lower()
+    stem, *suffix = base.rsplit(b".", 1) if last_dot else base.split(b".", 1)
+    return folder + slash + stem, b"" if base.startswith(b".") else b"".join(suffix).lower()
 
 
 def samples_of(
-    read_at: ReadAt,
-    size: int,
-    name: object,
-    wanted: Container[bytes],
-    start: int,
-    stop: int | None,
-    *,
-    last_dot: bool,
-    pass_over: Callable[[bytes], None] = lambda name: None,
+    read_at: ReadAt, size: int, name: object, wanted: Container[bytes], start: int, stop: int | None, *, last_dot: bool
 ) -> Iterator[Members]:
     """Yield the members by suffix of each sample of a tar of `size` bytes, reading it once and forward.
 
     A sample is consecutive members with the same key; a repeated suffix starts a new one, even under the same key.
     name: the tar's, in errors. wanted: suffixes of the members to read. start, stop: begin and end there, both starts
-    of samples. last_dot: as for key_and_suffix. pass_over: gets the name of each member that is part of no sample.
-    Raises BrokenTarError after the samples before the damage, SourceError if the tar is compressed.
+    of samples. last_dot: as for key_and_suffix. Raises BrokenTarError after the samples before the damage, SourceError
+    if the tar is compressed.
     """
     if not size:
         raise BrokenTarError("the file is empty")
@@ -210,7 +201,7 @@ def samples_of(
             if beginning.startswith(mark):
                 raise SourceError(f"{name} is compressed, so its members cannot be read one by one; run {cure} on it")
 
-    key, sample, broken = b"", Members(), None
+    key, sample, beside, broken = b"", Members(), Members(), None
     try:
         for member in members_of(read_at, size, start, stop):
             prefix, suffix = key_and_suffix(member.name, last_dot=last_dot)
@@ -218,16 +209,16 @@ def samples_of(
             if top.startswith(b"__") and top.endswith(b"__"):  # WebDataset's own metadata
                 continue
             if not suffix:
-                pass_over(member.name)
+                beside[b"/%d" % len(beside)] = member
                 continue
             if sample and (prefix != key or suffix in sample):
-                yield sample
-                sample = {}
+                yield sample | beside
+                sample, beside = {}, {}
             key, is_read = prefix, suffix in wanted and member.size <= MAX_MEMBER_BYTES
             sample[suffix] = member._replace(data=read_at(member.offset, member.size)) if is_read else member
     except BrokenTarError as error:
         broken = error
     if sample:
-        yield sample
+        yield sample | beside
     if broken:
         raise broken

@@ -400,39 +400,26 @@ class WebDatasetSource(Source):
 
     def _in_order(self, piece: Piece, mode: str, selected: Bools | None, *, ahead: bool = True) -> Iterator[Read]:
         end, before = piece.start, len(self.index.files) - len(self.tars) if self.index else 0
-        passed = list[bytes]()
-        members = self._members(piece, self._wanted, ahead=ahead, pass_over=passed.append)
-        for place, found in enumerate(members, piece.first):
+        for place, found in enumerate(self._members(piece, self._wanted, ahead=ahead), piece.first):
             start, end = end, _end(found) if isinstance(found, dict) else end
             is_wanted = selected is None or (place < len(selected) and selected[place])
             index = (before + piece.tar << 32) + place
             ignored = mode == "images" and isinstance(found, dict) and self._caption.member(found) is not None
             sample = self._sample(piece.tar, mode, found) if is_wanted else None
-            beside = self._beside(found) if is_wanted and isinstance(found, dict) else ()
-            yield Read(index, sample, end - start, ignored=ignored, unused=(*_of_no_sample(passed), *beside))
-            passed.clear()
-        ended = int(piece.stop == self.versions[piece.tar][0])
-        yield Read(-1, None, piece.stop - end, ended, unused=(*_of_no_sample(passed),))
+            unused = self._beside(found) if is_wanted and isinstance(found, dict) else ()
+            yield Read(index, sample, end - start, ignored=ignored, unused=unused)
+        yield Read(-1, None, piece.stop - end, int(piece.stop == self.versions[piece.tar][0]))
 
     def _members(
-        self,
-        piece: Piece,
-        wanted: Container[bytes],
-        *,
-        ahead: bool = True,
-        pass_over: Callable[[bytes], None] = lambda name: None,
+        self, piece: Piece, wanted: Container[bytes], *, ahead: bool = True
     ) -> Iterator[Members | BrokenTarError | OSError]:
-        """Yield the members of each sample of a piece; last, an error for the damaged rest.
-
-        pass_over: as for samples_of.
-        """
+        """Yield the members of each sample of a piece; last, an error for the damaged rest."""
         try:
             file = SourceFile(self.tars[piece.tar], self.versions[piece.tar])
             with ThreadPoolExecutor(PIECES_AHEAD) as threads:
                 read = ForwardReader(file, piece.start, piece.stop, threads).read if ahead else file.read
                 stop = None if piece.stop == file.size else piece.stop
-                given = read, file.size, file.place, wanted, piece.start, stop
-                yield from samples_of(*given, last_dot=self._last_dot, pass_over=pass_over)
+                yield from samples_of(read, file.size, file.place, wanted, piece.start, stop, last_dot=self._last_dot)
         except (BrokenTarError, OSError) as error:
             self._refuse_other_than_damage(piece.tar, error)
             yield error
@@ -460,14 +447,15 @@ class WebDatasetSource(Source):
             return BadSample(uri, key, str(error))
 
     def _beside(self, members: Members) -> tuple[tuple[str, str, str], ...]:
-        """Return kind, name and cure of the members that look like pictures or texts, and are not the sample's."""
-        if len(members) <= 1:
-            return ()
+        """Return kind, name and cure of the members that look like pictures or texts, and of those of no sample."""
         used = [part.member(members) for part in (self._image, self._caption, self._group)]
         found = list[tuple[str, str, str]]()
         for suffix, member in members.items():
             kind = suffix.rpartition(b".")[2]
-            if member not in used and (cure := _CURES.get(kind, "image" if b"." + kind in PICTURES | HEIC else None)):
+            if kind.startswith(b"/"):
+                is_hidden = member.name.rpartition(b"/")[2].startswith(b".")
+                found.append(("hidden members" if is_hidden else "members without a suffix", as_text(member.name), ""))
+            elif member not in used and (cure := _CURES.get(kind, "image" if b"." + kind in PICTURES | HEIC else None)):
                 cure = "key-by last-dot" if b"." in suffix else cure
                 found.append((f"members that end in .{kind.decode()}", as_text(member.name), f"--{cure}"))
         return tuple(found)
@@ -517,13 +505,6 @@ def _versions(given: Iterable[Place], unused: Account) -> Iterator[tuple[Place, 
 def nobody_has(option: str, value: object, of: str = "no sample") -> str:
     """Return the message for a name on the command line, which may be mistyped."""
     return f"--{option} {value!r} matches {of}; choose another, or none: --{option} ''"
-
-
-def _of_no_sample(names: Iterable[bytes]) -> Iterator[tuple[str, str, str]]:
-    """Yield kind, name and cure of members of which no key and suffix can be read."""
-    for name in names:
-        is_hidden = name.rpartition(b"/")[2].startswith(b".")
-        yield "hidden members" if is_hidden else "members without a suffix", as_text(name), ""
 
 
 def _end(members: Members) -> int:

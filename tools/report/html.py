@@ -65,7 +65,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "cut": _cut,
-        "code": _with_code,
+        "code": lambda words: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(_cut(words)))),
         "thousands": "{:,}".format,
         "tau": summary.tau,
         "share": summary.share,
@@ -81,8 +81,3 @@ def _environment() -> Environment:
 def _cut(words: object, most: int = 1000) -> Markup:
     """Return words, or HTML without elements, as HTML on one line, cut after `most` characters."""
     return escape(plain_text(words.unescape() if isinstance(words, Markup) else str(words), most))
-
-
-def _with_code(words: str) -> Markup:
-    """Return words as `_cut` does, with what stands between backticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(_cut(words))))

@@ -153,8 +153,7 @@ def evaluate(
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit the run,
     ConfigError as read_class_names, if no score is possible, if the run's encoders cannot be built or it has no
-    momentum network or averaged weights; SelectionError if the run's own copy of what it has forgotten is damaged or
-    another run's.
+    momentum network or averaged weights; SelectionError if its copy of what it has forgotten is damaged or another's.
     """
     config = run.config()
     if network == "momentum":

@@ -58,22 +58,16 @@ def kept_facts(run: RunDirectory) -> TrainedOn | None:
 
 
 def open_own(
-    run: RunDirectory,
-    places: Places,
-    tars: AnyPlace | None = None,
-    *,
-    pictures: bool = True,
-    same: bool = False,
-    cure: str = "--data",
+    run: RunDirectory, places: Places, tars: AnyPlace | None, *, same: bool = False, cure: str = "--data"
 ) -> Dataset:
     """Open the run's dataset at its present places, without the samples that were appended since the run began.
 
-    tars, pictures: as for `Dataset`. same: refuse another dataset there. cure: options that name another place.
-    Raises DatasetError, OSError, ConfigError for another dataset.
+    tars: as for `Dataset`; None: no picture is read. same: whether to refuse another dataset. cure: options that name
+    another place. Raises DatasetError, OSError, ConfigError for another dataset.
     """
     known = kept_facts(run)
     try:
-        dataset = open_dataset(places, tars, pictures=pictures, before=known.fingerprints if known else ())
+        dataset = open_dataset(places, tars, pictures=tars is not None, before=known.fingerprints if known else ())
     except DatasetError as error:
         why = str(error).removesuffix(".")
         raise DatasetError(f"{why}. If the run's dataset was moved, pass its new path with {cure}.") from error

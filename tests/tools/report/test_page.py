@@ -164,7 +164,7 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
 def test_the_figure_gives_the_correlation_unless_the_first_sentence_does(hostile_run, is_in_lede):
     inspection = read_run(hostile_run)
     found = survey(inspection, ("group", "uri"))
-    shown = Page(part("groups.html", "tau_by_group", inspection, found, found.groups[0], is_in_lede))
+    shown = Page(part("groups.html", "tau_by_group", inspection, found, is_in_lede, found.groups[0]))
     (caption,), told = shown.within("figcaption"), summary.lede(found).partition(" is very strong")[2]
     assert (f"Spearman’s correlation: very strong{told}" in caption) != is_in_lede
 

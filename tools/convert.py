@@ -138,7 +138,11 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
     results = _convert_all(splits, settings, asked, _paths(src, own))
     if asked.dry_run:
         for result in results:
-            _refuse_too_many(result["left_out"], result["samples"], asked.settings.max_error_rate)
+            left_out, allowed = result["left_out"], asked.settings.max_error_rate
+            if left_out > allowed * (total := left_out + result["samples"]) + 1e-9:
+                unusable = f"{left_out:,} of {total:,} samples that were tried cannot be used"
+                why = f"since --max-error-rate allows {allowed:.3g} of them"
+                raise SourceError(f"{unusable}; the conversion would fail, {why}. Nothing was written")
         click.echo("nothing was written; next: the same command without --dry-run")
         return results
     if grown is not None and not asked.part:
@@ -154,13 +158,6 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
             convert_splits.say_longtail(split.shown)
         click.echo(f"next: {_next_steps(out, 'glyphs' if kind.name == 'glyphs' else '', asked.model)}")
     return results
-
-
-def _refuse_too_many(left_out: int, samples: int, allowed: float) -> None:
-    if left_out > allowed * (total := left_out + samples) + 1e-9:
-        unusable = f"{left_out:,} of {total:,} samples that were tried cannot be used"
-        why = f"since --max-error-rate allows {allowed:.3g} of them"
-        raise SourceError(f"{unusable}; the conversion would fail, {why}. Nothing was written")
 
 
 def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:

@@ -19,7 +19,7 @@ from ..trainer.errors import ConfigError, RunError
 from ..trainer.metrics.step_report import percent
 from ..trainer.run.selection_files import SAMPLE_ID, WEIGHT, selected_ids
 from .inspection import Bools, Float32s, Int64s, OnTask, silent
-from .inspection.duplicates.finding import DUPLICATES, NO_CLUSTERS, Clusters, read_clusters
+from .inspection.duplicates.finding import NO_CLUSTERS, Clusters, read_clusters
 from .inspection.findings import read_again
 from .inspection.opening import Inspection, read_blocks
 from .inspection.rows_export import KEEP, check_target, of_dataset, tagged_ids
@@ -89,7 +89,7 @@ def curate_run(
 ) -> tuple[Curation, Path]:
     """Apply the rules to a run and write both files, with progress on stderr; return also the path of the dropped ones.
 
-    Raises as `curate`, `read_run`, `read_clusters`; ConfigError if a file cannot be written there, OSError.
+    Raises as `curate`, `read_run`; ConfigError if a file cannot be written there, OSError.
     """
     check_target(keep, [".parquet"], overwrite=overwrite)
     dropped = keep.with_name(f"{keep.stem}.dropped.parquet")
@@ -98,27 +98,25 @@ def curate_run(
         raise ConfigError(f"{rules.drop} would be replaced; choose another name for --keep")
 
     def read(inspection: Inspection) -> Curation:
-        clusters = NO_CLUSTERS
-        if rules.per_cluster and inspection.dataset:
-            clusters = read_clusters(inspection.run.report / DUPLICATES, inspection.dataset)
         with task_bars() as on_progress:
-            return curate(inspection, rules, clusters, on_progress)
+            return curate(inspection, rules, on_progress)
 
     found = read_again(read, run, at, data)
     write_curation(found, keep, dropped)
     return found, dropped
 
 
-def curate(inspection: Inspection, rules: CurationRules, clusters: Clusters, on_progress: OnTask = silent) -> Curation:
+def curate(inspection: Inspection, rules: CurationRules, on_progress: OnTask = silent) -> Curation:
     """Apply the rules to a snapshot's samples. Takes about 24 bytes of memory per sample, and 50 more with `per_class`.
 
-    clusters: duplicates to thin, if the rules say so. Raises RunError without a snapshot, or if nothing would be kept;
-    ConfigError if the state lacks what a rule needs, or for bad ids; DatasetError, DamagedChunkError,
-    SnapshotNotFoundError if the run deletes the snapshot meanwhile.
+    Raises RunError without a snapshot, as `read_clusters`, or if nothing would be kept; ConfigError if the state lacks
+    what a rule needs, or for bad ids; DatasetError, DamagedChunkError, SnapshotNotFoundError if the run deletes the
+    snapshot meanwhile.
     """
     reader, dataset = inspection.reader, inspection.dataset
     if reader is None or dataset is None:
         raise RunError(f"curating needs a snapshot and the run's dataset. {' '.join(inspection.notes)}")
+    clusters = read_clusters(inspection.run, dataset) if rules.per_cluster else NO_CLUSTERS
     check_columns(dataset, [rules.class_column])
     is_kept, is_new, at_floor, log_tau = _state(inspection, rules, on_progress)
     reasons = np.where(is_kept, np.int8(KEPT), np.int8(NOT_TRAINED_ON))

@@ -155,7 +155,7 @@ def training_set(run: RunDirectory, train: AnyPlace | None, tars: AnyPlace | Non
     own = run.config().data
     if train:
         return opened(train, tars)
-    return open_own(run, data or own.places, own.tars, cure="--data, or name another dataset with --train")
+    return open_own(run, data or own.places, own.tars, same=True, cure="--data, or name another dataset with --train")
 
 
 def scored(run: Place, train: Dataset, test: Dataset, template_file: str | None, **asked: Any) -> Evaluation:

@@ -168,7 +168,7 @@ def _check(reader: StateReader, path: Place, config: TrainConfig | None, data: P
             report.notes.append(f"Objective {config.objective.name} has no {name}, so tau was not checked against one.")
     made_for, run = reader.dataset_fingerprint, RunDirectory(path.absolute().parent)
     try:
-        dataset = open_own(run, data or config.data.places, pictures=False)
+        dataset = open_own(run, data or config.data.places, tars=None)
     except DatasetError as error:
         if data is not None:
             raise

@@ -237,11 +237,10 @@ def load_found(checkpoint: Place) -> tuple[checkpoint_files.CheckpointInfo, dict
     """Read a checkpoint as load_checkpoint does. Raises RunError if it is damaged, listing the others."""
     try:
         return checkpoint_files.load_checkpoint(checkpoint)
-    except RunError as error:
-        others = [name for name, path in _by_name(checkpoint.parent).items() if path != checkpoint]
-        if not others:
-            raise
-        raise RunError(f"{error} Choose another with --at: {', '.join(others)}") from error
+    except DamagedCheckpointError as error:
+        others = ", ".join(name for name, path in _by_name(checkpoint.parent).items() if path != checkpoint)
+        cure = f"Choose another with --at: {others}" if others else "There is no other; start a new run"
+        raise RunError(f"{error} {cure}") from error
 
 
 def _by_name(checkpoints: Place) -> dict[str, Place]:

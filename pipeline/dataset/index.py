@@ -14,7 +14,7 @@ from ...storage.arrays import Int64s
 from ...storage.bucket_errors import MissingBucketError, ObjectStoreError
 from ...storage.place import AnyPlace, place_of
 from ...storage.sealed_json import DamagedJSONError, seal_document, unseal
-from ..errors import DatasetError
+from ..errors import CURE, DatasetError
 
 FORMAT = 2
 INDEX_FILE = "dataset.json"
@@ -241,12 +241,13 @@ def read_index(path: AnyPlace) -> DatasetIndex:
     except MissingBucketError as error:
         raise DatasetError(str(error)) from None
     except FileNotFoundError:
-        message = f"{path} is not a dataset: it has no {INDEX_FILE}. Create one with `thermopile convert`."
-        raise DatasetError(message) from None
+        what = f"is not a dataset: it has no {INDEX_FILE}" if file.parent.is_folder() else "does not exist"
+        raise DatasetError(f"{path} {what}. Create a dataset with `thermopile convert`.") from None
     except ObjectStoreError:
         raise
     except (DatasetError, OSError) as error:
-        raise DatasetError(f"{file} cannot be used: {error}") from error
+        cure = f". {CURE}" if isinstance(error, DatasetError) else ""
+        raise DatasetError(f"{file} cannot be used: {error}{cure}") from error
 
 
 def parse_index(text: bytes) -> DatasetIndex:

@@ -90,15 +90,15 @@ def _stripped(raw: bytes | str | None) -> str:
 
 
 def class_name(value: Any) -> str | None:
-    """Return a class: text, or a whole number, which pandas makes a float where others are missing; or a list of one.
+    """Return a class: text or a number, a whole one also as a float, which pandas makes it; alone or in a list of one.
 
-    None if it is missing or empty, a measurement, or a list of several. Raises BadSampleError for anything else.
+    None if it is missing, NaN or empty, or a list of several. Raises BadSampleError for anything else.
     """
     one = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if isinstance(one, float | Decimal):
-        one = int(one) if one % 1 == 0 else None  # not of nan either
-    if one is None or isinstance(one, list):
+    if one is None or isinstance(one, list) or one != one:
         return None
+    if isinstance(one, float | Decimal):  # 0.1 of 32 bits is "0.1", as csv has it
+        one = int(one) if one % 1 == 0 else str(short if (short := np.float32(one)) == one else one)
     if not isinstance(one, str | int):
         kind = type(one).__name__
         raise BadSampleError(f"its class is a {kind}, not one text or number; --group '' leaves classes out")

@@ -38,7 +38,7 @@ class TarMember(NamedTuple):
 
 
 Members = dict[bytes, TarMember]
-"""The members of one sample, by suffix."""
+"""The members of one sample, by suffix; then, by `/` and a number, those beside it that are part of no sample."""
 ReadAt = Callable[[int, int], bytes]
 """Given an offset and a size, returns that part of the tar, fewer bytes at its end."""
 
@@ -176,12 +176,11 @@ class TarPart(NamedTuple):
 def key_and_suffix(name: bytes, *, last_dot: bool = False) -> tuple[bytes, bytes]:
     """Split by WebDataset's rule: the key ends at the first dot of the base name. No suffix: not part of a sample.
 
-    last_dot: it ends at the last one instead.
+    last_dot: it ends at the last one instead. A name that begins with a dot has no suffix either way.
     """
     folder, slash, base = name.rpartition(b"/")
-    stem, dot, suffix = base.rpartition(b".") if last_dot else base.partition(b".")
-    stem, suffix = (stem, suffix) if dot else (base, b"")
-    return folder + slash + stem, suffix.lower() if stem else b""
+    stem, *suffix = base.rsplit(b".", 1) if last_dot else base.split(b".", 1)
+    return folder + slash + stem, b"" if base.startswith(b".") else b"".join(suffix).lower()
 
 
 def samples_of(
@@ -202,21 +201,24 @@ def samples_of(
             if beginning.startswith(mark):
                 raise SourceError(f"{name} is compressed, so its members cannot be read one by one; run {cure} on it")
 
-    key, sample, broken = b"", Members(), None
+    key, sample, beside, broken = b"", Members(), Members(), None
     try:
         for member in members_of(read_at, size, start, stop):
             prefix, suffix = key_and_suffix(member.name, last_dot=last_dot)
             top = member.name.partition(b"/")[0]
-            if not suffix or (top.startswith(b"__") and top.endswith(b"__")):  # WebDataset's own metadata
+            if top.startswith(b"__") and top.endswith(b"__"):  # WebDataset's own metadata
+                continue
+            if not suffix:
+                beside[b"/%d" % len(beside)] = member
                 continue
             if sample and (prefix != key or suffix in sample):
-                yield sample
-                sample = {}
+                yield sample | beside
+                sample, beside = {}, {}
             key, is_read = prefix, suffix in wanted and member.size <= MAX_MEMBER_BYTES
             sample[suffix] = member._replace(data=read_at(member.offset, member.size)) if is_read else member
     except BrokenTarError as error:
         broken = error
     if sample:
-        yield sample
+        yield sample | beside
     if broken:
         raise broken

@@ -447,14 +447,15 @@ class WebDatasetSource(Source):
             return BadSample(uri, key, str(error))
 
     def _beside(self, members: Members) -> tuple[tuple[str, str, str], ...]:
-        """Return kind, name and cure of the members that look like pictures or texts, and are not the sample's."""
-        if len(members) <= 1:
-            return ()
+        """Return kind, name and cure of the members that look like pictures or texts, and of those of no sample."""
         used = [part.member(members) for part in (self._image, self._caption, self._group)]
         found = list[tuple[str, str, str]]()
         for suffix, member in members.items():
             kind = suffix.rpartition(b".")[2]
-            if member not in used and (cure := _CURES.get(kind, "image" if b"." + kind in PICTURES | HEIC else None)):
+            if kind.startswith(b"/"):
+                is_hidden = member.name.rpartition(b"/")[2].startswith(b".")
+                found.append(("hidden members" if is_hidden else "members without a suffix", as_text(member.name), ""))
+            elif member not in used and (cure := _CURES.get(kind, "image" if b"." + kind in PICTURES | HEIC else None)):
                 cure = "key-by last-dot" if b"." in suffix else cure
                 found.append((f"members that end in .{kind.decode()}", as_text(member.name), f"--{cure}"))
         return tuple(found)

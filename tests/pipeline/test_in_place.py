@@ -153,7 +153,7 @@ def test_of_a_run_whose_tars_were_moved_the_error_says_how_the_run_learns_their_
     (tmp_path / "tars").rename(tmp_path / "moved")
     said = r"--resume --tars ROOT`; if they were changed, convert them again\. If the run's dataset was moved, pass its"
     with pytest.raises(DatasetError, match=said):
-        open_own(RunDirectory(tmp_path / "run"), copy)
+        open_own(RunDirectory(tmp_path / "run"), copy, "")
 
 
 def test_no_link_is_followed_to_a_folder_below_the_root(copy, tmp_path):

@@ -205,7 +205,7 @@ def test_another_dataset_in_its_place_is_still_refused(run, away, captions_datas
     recorded.symlink_to(captions_dataset.path)
     try:
         assert cli("state", "check", run.path).exit_code == 1
-        assert_one_line(cli("train", "--out", run.path, "--resume"), 2, "was made for another run")
+        assert_one_line(cli("train", "--out", run.path, "--resume"), 2, f"is not the dataset of {run.path}")
     finally:
         recorded.unlink()
 

@@ -355,7 +355,6 @@ def test_the_files_of_a_mixture_are_not_said_to_be_taken_as_they_are():
         (("--by", "group", "--thin", 1), 2, "--by has no effect without --cap"),
         (("--tau-power", "nan"), 2, "nan is not a number"),
         (("--cap", 2, "--by", "colour"), 2, "samples cannot be grouped by 'colour'"),
-        (("--thin", 1), 1, "duplicates.parquet does not exist; make it with `thermopile inspect RUN --duplicates`"),
         (("--precision", "nan"), 2, "nan is not a number"),
         (("--precision", 0), 2, "is not in the range 0"),
         (("--drop-misfits", "--at", "step-9"), 1, "step-9"),
@@ -367,6 +366,14 @@ def test_what_cannot_be_done_is_one_line_and_leaves_no_file(curate, tmp_path, wo
     assert said in result.stderr
     assert "Traceback" not in result.output
     assert not list(tmp_path.glob("*k.*"))
+
+
+def test_without_duplicates_the_command_that_makes_them_is_given_once_it_can(curate, run, hostile_dataset, tmp_path):
+    missing = f"duplicates.parquet does not exist; `thermopile inspect {run.path} --duplicates` makes it"
+    assert_one_line(curate("--thin", 1), 1, missing)
+    begun = write_run(tmp_path / "begun", hostile_dataset, {}, snapshot=False)
+    early = cli("curate", begun.path, "--keep", tmp_path / "k.parquet", "--thin", 1)
+    assert_one_line(early, 1, "curating needs a snapshot", "its first checkpoint writes one")
 
 
 def test_a_file_is_replaced_only_if_asked(curate, tmp_path):
@@ -394,7 +401,9 @@ def test_lists_of_another_dataset_and_damaged_ones_are_refused(curate, duplicate
     assert_one_line(curate("--thin", 1), 1, "duplicates.parquet cannot be used: it is not of the dataset")
     far = pa.array(table["second_id"].to_numpy() + 100)
     pq.write_table(table.set_column(2, "second_id", far), duplicates)
-    assert_one_line(curate("--thin", 1), 1, "it names samples that", "does not have. Make it again")
+    assert_one_line(
+        curate("--thin", 1), 1, "it names samples that", "does not have; `thermopile inspect", "makes it again"
+    )
     for column in (pa.array([None, *range(1, len(table))], pa.int64()), pa.array(["1"] * len(table))):
         pq.write_table(table.set_column(2, "second_id", column), duplicates)
         assert_one_line(curate("--thin", 1), 1, "its ids are not whole numbers")

@@ -151,4 +151,4 @@ def test_nothing_in_common_and_wrong_usage_are_refused_in_one_line(runs, hostile
     assert_one_line(wrong, 1, "step-1000")
     empty = shutil.copytree(runs[0], tmp_path / "copy")
     nothing = cli("effect", runs[0], empty, "--train", flat_dataset.path, "--test", flat_dataset.path)
-    assert_one_line(nothing, 1, "nothing to compare", "has no captions, so there are no retrieval scores")
+    assert_one_line(nothing, 2, "gives nothing to score", "has no classes, and it has no captions")

@@ -143,25 +143,28 @@ def test_a_probe_on_views_takes_the_encoder_ninety_passes(images_run, images_dat
     assert f"linear probe, augmented views: {total:,}/{total:,}" in result.stderr
 
 
-def test_without_classes_one_line_says_what_is_left_out(images_run, flat_dataset):
-    result = scores_of(images_run, flat_dataset, flat_dataset)
-    assert result["scores"] == {}
-    assert any("has no classes, so there are no k-NN" in note for note in result["notes"])
-    assert "Training and test set are the same, so the scores say nothing of new samples." in result["notes"]
+def test_without_classes_and_captions_one_line_says_why_there_is_nothing_to_score(images_run, pairs_run, flat_dataset):
+    nothing = f"{flat_dataset.path} gives nothing to score: {flat_dataset.path} has no classes, and "
+    for run, why in ((images_run, "the run has no text encoder"), (pairs_run, "it has no captions")):
+        refused = evaluate(run, flat_dataset, flat_dataset)
+        assert_one_line(refused, 2, f"{nothing}{why}; choose other datasets")
+        assert "pictures: " not in refused.stderr  # which were not encoded in vain
 
 
-def test_test_pictures_that_the_run_was_trained_on_are_counted(images_run, images_dataset, tmp_path):
+def test_test_pictures_that_the_run_was_trained_on_are_counted(images_run, tmp_path):
     for i in range(24):
         draw(i).save(tmp_path / f"{i}.jpg")
-    for folder, numbers in (("train", range(20)), ("test", range(17, 24))):
+    for folder, numbers in (("train", range(20)), ("test", range(17, 24)), ("new", range(20, 24))):
         for i in numbers:
             place = tmp_path / folder / "ab"[i % 2] / f"{i}.jpg"
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(tmp_path / f"{i}.jpg", place)
-    train, test = (dataset_of(FolderSource(tmp_path / name), tmp_path / f"{name}-out") for name in ("train", "test"))
+    train, test, new = (
+        dataset_of(FolderSource(tmp_path / of), tmp_path / f"{of}-out") for of in ("train", "test", "new")
+    )
     said = "of 7 test pictures are in the training set too, byte for byte: their scores say nothing of new samples."
     assert f"3 {said}" in scores_of(images_run, train, test)["notes"]
-    assert not any("byte for byte" in note for note in scores_of(images_run, images_dataset, test)["notes"])
+    assert not any("byte for byte" in note for note in scores_of(images_run, train, new)["notes"])
 
 
 def test_a_dataset_of_one_sample_a_class_can_be_evaluated(images_run, tmp_path):
@@ -232,6 +235,11 @@ def test_a_path_of_the_runs_own_dataset_beside_another_training_set_is_refused(p
     assert_one_line(cli("eval", pairs_run, *given), 2, "--data", "leave one out")
 
 
+def test_another_dataset_in_the_place_of_the_runs_own_is_refused(pairs_run, pairs_dataset, hostile_dataset):
+    refused = cli("eval", pairs_run, "--test", pairs_dataset.path, "--data", hostile_dataset.path)
+    assert_one_line(refused, 2, f"{hostile_dataset.path} is not the dataset of {pairs_run}", "--train")
+
+
 def test_the_training_set_is_by_default_the_runs_own(pairs_run, pairs_dataset, tmp_path):
     given = {"tokenizer_from": pairs_dataset.path / "tokenizer.json", "selection": np.arange(0, pairs_dataset.n, 10)}
     few = dataset_of(GlyphSource(0, test=True), tmp_path / "few", **given)
@@ -287,7 +295,7 @@ def test_pictures_alone_can_be_classified_by_a_run_on_pairs_but_not_retrieved(pa
     assert any("has no captions, so there are no retrieval scores" in note for note in result["notes"])
 
 
-def test_trained_network_and_moving_average_have_scores_of_their_own(images_run, images_dataset, flat_dataset):
+def test_trained_network_and_moving_average_have_scores_of_their_own(images_run, images_dataset):
     scores = {
         network: scores_of(images_run, images_dataset, images_dataset, "--network", network)
         for network in ("online", "momentum")
@@ -295,9 +303,8 @@ def test_trained_network_and_moving_average_have_scores_of_their_own(images_run,
     assert [each["network"] for each in scores.values()] == ["online", "momentum"]
     assert scores["online"]["scores"] != scores["momentum"]["scores"]
     assert any("--network momentum" in note for note in scores["online"]["notes"])
-    assert (
-        "step-4, momentum network" in evaluate(images_run, flat_dataset, flat_dataset, "--network", "momentum").stdout
-    )
+    momentum = evaluate(images_run, images_dataset, images_dataset, "--network", "momentum")
+    assert "step-4, momentum network" in momentum.stdout
 
 
 def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs_run, pairs_dataset):
@@ -305,12 +312,12 @@ def test_a_run_without_a_momentum_network_is_refused_where_it_is_asked_for(pairs
     assert_one_line(result, 2, "has no momentum network (model.momentum is 0); score it without --network")
 
 
-def test_the_output_says_which_weights_were_scored_and_missing_ones_are_refused(images_run, flat_dataset):
-    assert scores_of(images_run, flat_dataset, flat_dataset, "--weights", "raw")["weights"] == "raw"
-    assert "step-4, raw weights" in evaluate(images_run, flat_dataset, flat_dataset).stdout
-    lacking = evaluate(images_run, flat_dataset, flat_dataset, "--weights", "averaged")
+def test_the_output_says_which_weights_were_scored_and_missing_ones_are_refused(images_run, images_dataset):
+    assert scores_of(images_run, images_dataset, images_dataset, "--weights", "raw")["weights"] == "raw"
+    assert "step-4, raw weights" in evaluate(images_run, images_dataset, images_dataset).stdout
+    lacking = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged")
     assert_one_line(lacking, 2, "has no averaged weights (model.ema is 0); leave out --weights averaged")
-    both = evaluate(images_run, flat_dataset, flat_dataset, "--weights", "averaged", "--network", "momentum")
+    both = evaluate(images_run, images_dataset, images_dataset, "--weights", "averaged", "--network", "momentum")
     assert_one_line(both, 2, "a momentum network has no averaged weights; leave out")
 
 

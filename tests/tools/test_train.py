@@ -109,9 +109,10 @@ def test_resuming_with_the_settings_it_was_started_with_is_no_change(finished, p
     succeed("train", "--out", finished, "--resume", "--data", pairs_dataset.path, *again)
 
 
-def test_resuming_with_another_dataset_is_refused_naming_both(finished, captions_dataset):
-    said = ("dataset fingerprint: the store has", "number of samples: the store has 2000, this run has 512")
-    refused(train("--out", finished, "--resume", "--data", captions_dataset.path), *said)
+def test_resuming_with_another_dataset_is_refused_naming_both(finished, captions_dataset, images_dataset):
+    for other in (captions_dataset, images_dataset):  # the run is on pairs
+        said = f"{other.path} is not the dataset of {finished}; pass that one's place with --data"
+        refused(train("--out", finished, "--resume", "--data", other.path), said)
 
 
 def test_resuming_with_other_settings_is_refused_naming_those_that_may_not_change(finished):
@@ -128,6 +129,7 @@ def test_samples_to_leave_out_of_a_run_that_has_begun_are_for_a_fork(finished, t
 
 def test_a_resume_that_is_refused_says_nothing_of_changed_settings(finished, captions_dataset):
     asked = ("--out", finished, "--resume", *sets("epochs=2"), "--allow-change", "epochs")
+    (finished / "trained_on.json").unlink()  # so that only the state tells the datasets apart
     result = train(*asked, "--data", captions_dataset.path)
     refused(result, "dataset fingerprint: the store has")
     assert "the settings have changed" not in result.output
@@ -147,7 +149,7 @@ def test_a_jump_of_the_learning_rate_is_told(pairs_dataset, tmp_path):
 def test_a_dataset_to_score_that_was_moved_is_named_with_its_setting(pairs_dataset, tmp_path):
     asked = sets("evaluation.every_steps=4", "evaluation.test=/nowhere/set")
     result = train("--data", pairs_dataset.path, "--out", tmp_path / "run", *sets(*TINY), *asked)
-    assert_one_line(result, 1, "evaluation.test: /nowhere/set is not a dataset", "--set evaluation.test=DATASET")
+    assert_one_line(result, 1, "evaluation.test: /nowhere/set does not exist", "--set evaluation.test=DATASET")
 
 
 def test_a_batch_larger_than_the_dataset_is_refused_with_one_that_fits(images_dataset, tmp_path):

@@ -264,7 +264,7 @@ def test_a_dataset_that_was_moved_is_found_with_data_and_missed_by_its_path_with
     gone, moved = tmp_path / "gone", shutil.copytree(images_dataset.path, tmp_path / "moved")
     config = run.config()
     run.record(config.model_copy(update={"data": config.data.model_copy(update={"path": str(gone)})}))
-    assert_one_line(resume(run), 1, f"{gone} is not a dataset")
+    assert_one_line(resume(run), 1, f"{gone} does not exist", "pass its new path with --data")
     result = resume(run, "--data", moved)
     assert result.exit_code == 0, result.stderr
     assert run.config().data.path == str(moved)
@@ -277,7 +277,7 @@ def test_another_dataset_of_the_same_size_is_refused_by_its_fingerprint(run, ima
     index["shard_digests"][0]["beton"] = "0" * 64  # as of other pixels
     (other / "dataset.json").write_bytes(seal_index(index))
     before = run.metrics_file.read_bytes()
-    assert_one_line(resume(run, "--data", other), 2, run.state, "dataset")
+    assert_one_line(resume(run, "--data", other), 2, f"{other} is not the dataset of {run.path}")
     assert run.metrics_file.read_bytes() == before
     assert resume(run).exit_code == 0
 

@@ -46,8 +46,8 @@ def test_where_one_is_damaged_the_others_are_offered(tmp_path):
     assert "\n" not in str(refusal.value)
 
 
-def test_where_the_only_one_is_damaged_none_is_offered(tmp_path):
+def test_where_the_only_one_is_damaged_a_new_run_is_the_cure(tmp_path):
     run = write(tmp_path, 3)
     (run.checkpoints / "step-3" / "training.json").write_bytes(b"")
-    with pytest.raises(RunError, match=r"is damaged \([^()]*\)\.$"):
+    with pytest.raises(RunError, match=r"is damaged \([^()]*\)\. There is no other; start a new run$"):
         load_found(run.checkpoints / "step-3")

@@ -192,8 +192,7 @@ def table(inspection: Inspection, survey: Survey, quantiles: Sequence[float] = Q
             [f"Spearman, {word} size and mean tau", *(correlation(c and c.spearman) for c in found)],
             ["in words", *(c.verdict if c else "unknown" for c in found)],
             ["its p-value", *(p_value(c and c.p_value) for c in found)],
-            [f"with {word} labels permuted", *(correlation(c and c.permuted) for c in found)],
-            ["chance up to", *(correlation(c and c.chance) for c in found)],
+            [f"by chance, {word} labels permuted", *(by_chance(c) for c in found)],
         ]
     return rows
 
@@ -276,8 +275,13 @@ def correlation(value: float | None) -> str:
 
 
 def correlation_figures(found: Correlation) -> str:
-    """Return `+0.46, p 2e-6, chance up to +0.03`."""
-    return f"{correlation(found.spearman)}, p {p_value(found.p_value)}, chance up to {correlation(found.chance)}"
+    """Return `+0.46, p 2e-6, by chance -0.11 to +0.03`."""
+    return f"{correlation(found.spearman)}, p {p_value(found.p_value)}, by chance {by_chance(found)}"
+
+
+def by_chance(found: Correlation | None) -> str:
+    """Return the range of the correlations that permuted labels give."""
+    return " to ".join(map(correlation, found.permuted_range)) if found and found.permuted_range else "unknown"
 
 
 def p_value(value: float | None) -> str:
@@ -328,13 +332,3 @@ def verdicts(known: Known) -> str:
     if len(words) > 1:
         return per_side({side: f"{c.verdict}: {correlation_figures(c)}" for side, c in known.items()})
     return f"{words.pop()}: {per_side({side: correlation_figures(c) for side, c in known.items()})}"
-
-
-def by_chance(known: Known) -> str:
-    """Return the correlations that permuted labels give."""
-
-    def control(found: Correlation) -> str:
-        low, high = map(correlation, found.permuted_range or (None, None))
-        return f"{correlation(found.permuted)}, from {low} to {high}" if found.permuted_range else low
-
-    return per_side({side: control(found) for side, found in known.items()})

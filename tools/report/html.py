@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -64,6 +65,7 @@ def _environment() -> Environment:
     )
     made.filters |= {
         "cut": _cut,
+        "code": lambda words: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(_cut(words)))),
         "thousands": "{:,}".format,
         "tau": summary.tau,
         "share": summary.share,

@@ -38,7 +38,7 @@ def write_report(findings: Findings, folder: Path, *, at: str = LATEST) -> Path:
     cannot be shown are added to the findings' notes.
     """
     inspection, survey = findings.inspection, findings.survey
-    by_group = partial(part, "groups.html", "tau_by_group", inspection, survey)
+    by_group = partial(part, "groups.html", "tau_by_group", inspection, survey, not findings.first_sentences)
     leading = {f"By {groups.word}": by_group(groups) for groups in (survey.groups if survey else ())}
     following = _following(findings)
     used = sum(len(content.encode()) for content in (*leading.values(), *following.values()))

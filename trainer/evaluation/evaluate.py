@@ -152,8 +152,8 @@ def evaluate(
     network: the trained network, or the momentum network, which has only its own weights. weights: the trained
     network's, by default averaged if the run has averages. allow_code: as restore_encoders.
     Raises RunError if the run or checkpoint does not exist, DatasetError if the datasets do not fit the run,
-    ConfigError as read_class_names, if the run's encoders cannot be built or it has no momentum network or averaged
-    weights; SelectionError if the run's own copy of what it has forgotten is damaged or another run's.
+    ConfigError as read_class_names, if no score is possible, if the run's encoders cannot be built or it has no
+    momentum network or averaged weights; SelectionError if its copy of what it has forgotten is damaged or another's.
     """
     config = run.config()
     if network == "momentum":
@@ -248,7 +248,7 @@ def score_encoders(
     data: settings of the run, for its views. tokenizer: the run's own; None without a text encoder.
     names: of the classes in `result.named`, for prompts; None: their own, with blanks for underscores.
     probes: None: none. world: its ranks share the encoding, then the first scores; all call this.
-    Raises DatasetError and RunError as image_features does.
+    Raises ConfigError if no score is possible, DatasetError and RunError as image_features does.
     """
     scored = encoders.image if encoders.text is not None else encoders.image.backbone
     trained = recipe_named(data.recipe)
@@ -271,13 +271,15 @@ def score_encoders(
             return None
         return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), world)
 
-    captions, classified = all_captions(result.test), not result.not_classified
-    test_images = pictures(result.test, "test pictures")
-    train_images = None
-    if classified and len(np.unique(result.classes.train[result.neighbours])) > 1:
-        train_images = pictures(result.train, "training pictures", result.neighbours)
-    elif classified:
+    captions, lacking = all_captions(result.test), result.not_classified
+    if not lacking and len(np.unique(result.classes.train[result.neighbours])) < 2:
+        lacking = "fewer than two classes are not forgotten"
         result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
+    if lacking and (encoders.text is None or not (captions or result.named.names)):
+        why = "the run has no text encoder" if encoders.text is None else "it has no captions"
+        raise ConfigError(f"{result.test.place} gives nothing to score: {lacking}, and {why}; choose other datasets")
+    test_images = pictures(result.test, "test pictures")
+    train_images = None if lacking else pictures(result.train, "training pictures", result.neighbours)
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     if encoders.text is not None and names is None:
         own = result.named.names

@@ -84,7 +84,7 @@ class OnlineEvaluation:
             with evaluating(encoders), torch.compiler.set_stance("force_eager"), full_precision(run.device.type):
                 given = run.config.data, run.device, self._tokenizer, run.config.evaluation.templates or TEMPLATES
                 score_encoders(result, encoders, *given, on_progress=stop_if_asked, world=run.world)
-        except (DatasetError, RunError, OSError) as error:
+        except (ConfigError, DatasetError, RunError, OSError) as error:
             failure = error
         stopped = any(ranks.gather(isinstance(failure, _StoppedError)))
         if failure is not None and run.world.is_first and not stopped:

@@ -13,6 +13,7 @@ from ...storage.place import AnyPlace, Places
 from ...storage.sealed_json import seal_document
 from ...storage.selection import ABOUT, Selection
 from ..config import TrainConfig
+from ..errors import ConfigError
 from ..run_directory import RunDirectory, read_facts
 from .selection_files import selects, write_selection
 
@@ -29,12 +30,15 @@ class TrainedOn(BaseModel, frozen=True, extra="forbid"):
 
 def keep_facts(run: RunDirectory, dataset: Dataset) -> None:
     """Write the two files. Raises OSError, DatasetError if the dataset's tokenizer was changed."""
-    index, parts = dataset.index, dataset.parts if isinstance(dataset, Mixture) else (dataset,)
+    index, of = dataset.index, _fingerprints(dataset)
     if index.tokenizer is not None:
         run.tokenizer.rewrite(dataset.tokenizer_path.read_bytes())
-    fingerprints = tuple(part.index.fingerprint for part in parts)
-    facts = TrainedOn(fingerprints=fingerprints, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest)
+    facts = TrainedOn(fingerprints=of, tokenizer=index.tokenizer, tokenizer_digest=index.tokenizer_digest)
     run.trained_on.rewrite(seal_document(facts.model_dump()))
+
+
+def _fingerprints(dataset: Dataset) -> tuple[str, ...]:
+    return tuple(each.index.fingerprint for each in (dataset.parts if isinstance(dataset, Mixture) else (dataset,)))
 
 
 def write_own_files(config: TrainConfig, run: RunDirectory, dataset: Dataset, selection: Selection | None) -> None:
@@ -54,18 +58,22 @@ def kept_facts(run: RunDirectory) -> TrainedOn | None:
 
 
 def open_own(
-    run: RunDirectory, places: Places, tars: AnyPlace | None = None, *, pictures: bool = True, cure: str = "--data"
+    run: RunDirectory, places: Places, tars: AnyPlace | None, *, same: bool = False, cure: str = "--data"
 ) -> Dataset:
     """Open the run's dataset at its present places, without the samples that were appended since the run began.
 
-    tars, pictures: as for `Dataset`. cure: options that name another place. Raises DatasetError, OSError.
+    tars: as for `Dataset`; None: no picture is read. same: whether to refuse another dataset. cure: options that name
+    another place. Raises DatasetError, OSError, ConfigError for another dataset.
     """
     known = kept_facts(run)
     try:
-        return open_dataset(places, tars, pictures=pictures, before=known.fingerprints if known else ())
+        dataset = open_dataset(places, tars, pictures=tars is not None, before=known.fingerprints if known else ())
     except DatasetError as error:
         why = str(error).removesuffix(".")
         raise DatasetError(f"{why}. If the run's dataset was moved, pass its new path with {cure}.") from error
+    if same and known and _fingerprints(dataset) != known.fingerprints:
+        raise ConfigError(f"{dataset.place} is not the dataset of {run.path}; pass that one's place with {cure}")
+    return dataset
 
 
 def growth(run: RunDirectory, config: TrainConfig, dataset: Dataset) -> list[str]:

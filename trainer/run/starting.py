@@ -192,7 +192,7 @@ def refuse_code_of_files(
 def _opened(places: Places, tars: str, request: Request, *, resume: bool) -> Dataset | None:
     """Open the dataset of the settings; return None if a new run, which is only to be shown, names none."""
     if resume and request.directory is not None:
-        return open_own(request.directory, places, tars)
+        return open_own(request.directory, places, tars, same=True)
     if places:
         return open_dataset(places, tars)
     if request.only_show or request.directory is None:

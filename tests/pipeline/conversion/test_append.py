@@ -147,7 +147,7 @@ def test_what_the_dataset_decides_cannot_be_chosen(two_lists, out, options, word
 
 
 def test_what_is_no_dataset_or_of_another_mode_is_not_appended_to(two_lists, out, tmp_path, images_dataset):
-    assert "is not a dataset" in append_second(two_lists, tmp_path / "none").stderr
+    assert "none does not exist" in append_second(two_lists, tmp_path / "none").stderr
     pictures = shutil.copytree(images_dataset.path, tmp_path / "pictures")
     refused = append_second(two_lists, pictures)
     assert (refused.exit_code, "holds images, but the source pairs" in refused.stderr) == (2, True)

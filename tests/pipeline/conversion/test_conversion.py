@@ -285,9 +285,10 @@ def edit(path, old, new):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (shutil.rmtree, "copy does not exist"),
         (lambda d: (d / "dataset.json").unlink(), "not a dataset"),
         (lambda d: (d / "dataset.json").write_text("{"), "cannot be used"),
-        (lambda d: edit(d / "dataset.json", "300", "299"), "checksum does not match"),
+        (lambda d: edit(d / "dataset.json", "300", "299"), "checksum does not match. Convert the dataset again"),
         (lambda d: (d / "shards" / "shard-00000.rows").unlink(), r"shard-00000\.rows is missing"),
         (lambda d: (d / "shards" / "shard-00000.beton").unlink(), r"shard-00000\.beton is missing"),
     ],

@@ -80,7 +80,7 @@ def test_a_list_of_captions_that_is_empty_or_absurdly_long_is_a_bad_sample(write
 def test_the_first_of_several_columns_that_fits_is_taken_and_a_single_one_must_fit(write):
     file = write(image=images(1), text=["A"], label=[0.5], url=["http://"])
     source = ParquetSource([file])
-    assert (source[0].caption, source[0].group, source.groups()) == ("A", None, None)
+    assert (source[0].caption, source[0].group) == ("A", "0.5")
     assert source.describe()["caption"] == "text"
     assert ParquetSource([file], caption=None).mode == "images"
     assert ParquetSource([file], caption="url")[0].caption == "http://"
@@ -114,7 +114,8 @@ def test_class_names_that_are_none_are_passed_over(write, names):
     [
         (pa.array([1.0, None, float("nan"), 0.0]), ["1", None, None, "0"]),  # as pandas writes integers with gaps
         (pa.array([True, False, None, True]), ["True", "False", None, "True"]),
-        (pa.array([Decimal(2), None, Decimal("2.5"), Decimal(1)], pa.decimal128(9, 1)), ["2", None, None, "1"]),
+        (pa.array([Decimal(2), None, Decimal("2.5"), Decimal(1)], pa.decimal128(9, 1)), ["2", None, "2.5", "1"]),
+        (pa.array([0.1, 0.5, None, 3], pa.float32()), ["0.1", "0.5", None, "3"]),
         (pa.array([["a"], [], None, ["b"]]), ["a", None, None, "b"]),
         (pa.array(["a", "", None, "b"], pa.string_view()), ["a", None, None, "b"]),
     ],
@@ -126,8 +127,8 @@ def test_classes_are_numbers_or_texts_of_any_kind(write, labels, classes):
     assert [groups.names[number] or None for number in groups.of_sample] == classes
 
 
-def test_a_column_of_measurements_is_told_to_have_no_class(write):
-    source = ParquetSource([write(image=images(1, 2), label=[0.5, 1.5])])
+def test_a_column_without_any_class_is_told(write):
+    source = ParquetSource([write(image=images(1, 2), label=[np.nan, None])])
     assert [source.groups(), source.groups(), source[0].group] == [None] * 3
     assert str(source.unused) == "; 1 × columns of classes without any class, such as label"
 

@@ -14,7 +14,7 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from thermopile.pipeline.errors import SourceChangedError, SourceError
-from thermopile.pipeline.sources import Asked, BadSample
+from thermopile.pipeline.sources import Account, Asked, BadSample
 from thermopile.pipeline.sources import webdataset as module
 from thermopile.pipeline.sources.listing import MAX_PICTURE_BYTES
 from thermopile.pipeline.sources.webdataset import WebDatasetSource
@@ -183,7 +183,7 @@ JPG, TXT = ("a.jpg", b"x"), ("a.txt", b"A")
         ([JPG, ("b.jpg", b"y"), TXT, ("b.txt", b"B"), ("c.jpg", b"z"), ("c.txt", b"C")],
          {"a": "tar --sort=name", "b": "tar --sort=name"}, {}),
         ([("set/v1.0/a.jpg", b"x"), ("set/v1.0/a.txt", b"A"), ("./b.JPG", b"y"), ("./b.TXT", b"B")], {}, {}),
-        ([JPG, TXT, ("._b.jpg", b"y"), ("__meta__/1.json", b"{}"), ("README", b"r")], {}, {}),
+        ([JPG, TXT, ("__meta__/1.json", b"{}")], {}, {}),
         ([JPG, TXT, ("b.jpg", b"y"), ("b.txt", b" \n")], {"b": "no caption; add one"}, {}),
         ([JPG, TXT, ("b.jpg", b"y"), ("b.txt", b"caf\xe9")], {"b": "not UTF-8"}, {}),
     ],
@@ -195,6 +195,19 @@ def test_of_tars_as_other_tools_write_them_each_member_is_used_left_out_or_told(
     assert bad.keys() == left_out.keys()
     assert all(words in bad[key] for key, words in left_out.items())
     assert {kind.rpartition(".")[2]: cure for read in reads for kind, _, cure in read.unused} == unused
+
+
+@pytest.mark.parametrize("key_by", ["first-dot", "last-dot"])
+def test_members_that_belong_to_no_sample_are_counted_once_however_a_tar_is_cut(tmp_path, key_by):
+    members = [("README", b"r"), ("in/._a.jpg", b"m"), JPG, TXT, (".b.jpg", b"m"), ("b.jpg", b"x"), ("b.txt", b"B")]
+    source = WebDatasetSource([write_members(tmp_path / "0.tar", *members, ("._c", b"m"))], key_by=key_by)
+    for pieces in ([whole(source, 0)], source._cut(whole(source, 0), 2)):
+        told = Account()
+        for read in reads_of(source, *pieces):
+            for each in read.unused:
+                told.add(*each)
+        assert told == {"members without a suffix": (1, "README", ""), "hidden members": (3, "in/._a.jpg", "")}
+    assert [sample.key for sample in samples_of(source)] == ["a", "b"]
 
 
 def test_of_a_folder_hidden_tars_are_not_read_and_packed_ones_are_told_with_the_cure(tmp_path):

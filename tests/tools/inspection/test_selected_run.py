@@ -13,7 +13,6 @@ from thermopile.state_store.reader import StateReader
 from thermopile.storage.selection import IDS, WITHOUT, SelectionWriter
 from thermopile.tools.curation import NOT_TRAINED_ON, CurationRules, curate
 from thermopile.tools.inspection import summary
-from thermopile.tools.inspection.duplicates.finding import NO_CLUSTERS
 from thermopile.tools.inspection.opened_run import open_run
 from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.temperatures.samples import read_histories
@@ -53,7 +52,7 @@ def test_the_served_page_tells_the_other_samples_apart(run, pairs_dataset):
 
 
 def test_only_samples_that_the_run_trains_on_are_curated(run, pairs_dataset):
-    found = curate(read_run(run), CurationRules(per_class=1), NO_CLUSTERS)
+    found = curate(read_run(run), CurationRules(per_class=1))
     is_other = ~np.isin(np.arange(pairs_dataset.n), KEPT)
     np.testing.assert_array_equal(found.reasons == NOT_TRAINED_ON, is_other)
     assert found.counts["kept"] == len(set(np.array(pairs_dataset.column("group").to_pylist())[KEPT]))
@@ -137,5 +136,5 @@ def test_forgotten_samples_are_left_out_of_everything_that_is_said_of_a_run(run,
     assert (found.samples, found.visited) == (len(left), int((visits[left] > 0).sum()))
     in_time = through_time(inspection)
     assert (in_time.samples_read, in_time.moments[-1].visited) == (len(left), found.visited)
-    curated = curate(inspection, CurationRules(), NO_CLUSTERS)
+    curated = curate(inspection, CurationRules())
     np.testing.assert_array_equal(np.flatnonzero(curated.reasons != NOT_TRAINED_ON), left)

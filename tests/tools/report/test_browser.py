@@ -83,6 +83,11 @@ def test_the_page_opens_without_an_error_and_loads_nothing_but_itself(browser, p
     assert all_of(browser, ".enlarge")  # the policy let the script run
 
 
+def test_the_table_of_kinds_fits_a_phone(open_page, page):
+    table = one(open_page(page, PHONE), "[aria-labelledby=kinds-of-samples] .scroll")
+    assert table.parent.execute_script(SPARE_WIDTH, table) == 0
+
+
 def test_a_page_without_tables_and_pictures_opens_as_well(open_page, hostile_dataset, tmp_path):
     run = write_run(tmp_path / "run", hostile_dataset, {}, objective="clip")
     assert cli("inspect", run.path).exit_code == 0

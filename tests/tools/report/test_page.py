@@ -16,7 +16,7 @@ from thermopile.tools.inspection.temperatures.survey import survey
 from thermopile.tools.report import page as page_module
 from thermopile.tools.report.figures.by_group import draw_tau_by_group
 from thermopile.tools.report.figures.svg import NARROW, VARIABLES, WIDE
-from thermopile.tools.report.html import drawn, part
+from thermopile.tools.report.html import document, drawn, part
 from thermopile.tools.report.page import write_report
 from thermopile.trainer.run_directory import RunDirectory
 
@@ -39,10 +39,15 @@ def page(html):
     return Page(html)
 
 
+def test_a_command_in_a_note_is_shown_as_code_and_escaped():
+    (note,) = re.findall("<li>(.*?)</li>", document("", "", "", "", ["Run `inspect <b>`; ` is <i>one</i>"], {}))
+    assert note == "Run <code>inspect &lt;b&gt;</code>; ` is &lt;i&gt;one&lt;/i&gt;"
+
+
 def test_nothing_in_a_page_but_its_own_script_can_run_and_nothing_can_load(page):
     assert {tag for tag, _ in page.elements} <= {
-        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "bdi", "nav", "ul",
-        "li", "a", "main", "section", "figure", "figcaption", "img", "dl", "div", "dt", "dd",
+        "html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "h3", "p", "b", "bdi", "code", "nav",
+        "ul", "li", "a", "main", "section", "figure", "figcaption", "img", "dl", "div", "dt", "dd",
         "table", "caption", "thead", "tbody", "tr", "th", "td", "span", "details", "summary", "script",
         "svg", "g", "defs", "path", "use", "text", "clippath", "rect", "image",
     }  # fmt: skip
@@ -132,18 +137,14 @@ def test_a_figure_has_a_layout_for_each_width_and_takes_its_colours_and_font_fro
 
 
 def test_the_correlation_and_its_control_come_first(page):
-    words = r"very strong and likely: +1.00, p 0.003, chance up to +0.\d\d (image) and "
-    words += r"-1.00, p 0.003, chance up to -0.\d\d (text)"
+    words = r"very strong and likely: +1.00, p 0.003, by chance -0.\d\d to +0.\d\d (image) and "
+    words += r"-1.00, p 0.003, by chance -0.\d\d to +0.\d\d (text)"
     words = re.escape(words).replace(r"\\d", r"\d")
     (lede,) = page.within("p")[:1]
     assert re.search(f"mean tau over 6 classes is {words}\\.$", lede)
-    number = r"[+-]\d\.\d\d"
-    of_side = f"{number}, from {number} to {number}"
-    chance = (
-        f"permuting the samples’ labels 20 times gives correlations of {of_side} [(]image[)] and {of_side} [(]text[)]"
-    )
-    assert re.search(chance, page.within("figcaption")[0])
-    assert "Spearman" not in page.within("figcaption")[0]
+    caption = page.within("figcaption")[0]
+    assert "By chance: the lowest and the highest correlation with the samples’ labels permuted 20 times." in caption
+    assert "Spearman" not in caption
     assert page.within("h2") == [
         "By class", "Kinds of samples", "Coldest and hottest", "Distribution", "Table by class", "Through time",
         "Moving averages", "Run",
@@ -159,11 +160,13 @@ def test_every_figure_says_how_many_samples_of_which_snapshot_with_which_setting
         assert ("66 visited of 66 samples, step-5" in caption) != through_time
 
 
-def test_other_groups_have_their_correlation_in_the_caption(hostile_run):
+@pytest.mark.parametrize("is_in_lede", [True, False])
+def test_the_figure_gives_the_correlation_unless_the_first_sentence_does(hostile_run, is_in_lede):
     inspection = read_run(hostile_run)
     found = survey(inspection, ("group", "uri"))
-    (caption,) = Page(part("groups.html", "tau_by_group", inspection, found, found.groups[1])).within("figcaption")
-    assert re.search(r"Spearman’s correlation: .* and \w+: [+-]\d.* p .*chance up to ", caption)
+    shown = Page(part("groups.html", "tau_by_group", inspection, found, is_in_lede, found.groups[0]))
+    (caption,), told = shown.within("figcaption"), summary.lede(found).partition(" is very strong")[2]
+    assert (f"Spearman’s correlation: very strong{told}" in caption) != is_in_lede
 
 
 @pytest.mark.parametrize(

@@ -279,8 +279,8 @@ def test_datasets_that_cannot_be_scored_are_refused_before_anything_is_written(
     for i in range(5):
         draw(i).save(tmp_path / "birds" / "birds" / f"{i}.png")
     birds = dataset_of(FolderSource(tmp_path / "birds"), tmp_path / "birds-set").path
-    assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere is not a dataset")
-    assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone is not a dataset")
+    assert_refused(on(tmp_path / "nowhere"), run, DatasetError, "nowhere does not exist. Create a dataset")
+    assert_refused(on(held_out.path, train=tmp_path / "gone"), run, DatasetError, "gone does not exist")
     assert_refused(on(pairs_dataset.path), run, ConfigError, "nothing to score: .*glyphs has no class of")
     assert_refused(on(birds), run, ConfigError, "nothing to score: .*birds-set has no class of .*, .*every_steps")
     assert_refused(on(birds, train=birds), run, ConfigError, "nothing to score: .* has only one class, .*every_steps")

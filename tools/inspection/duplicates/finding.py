@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ from numpy.typing import NDArray
 from ....pipeline.dataset.index import FINGERPRINT
 from ....pipeline.opening import Dataset
 from ....storage.files import open_regular, refuse_link, written_aside
-from ....trainer.errors import RunError
+from ....trainer.errors import RunError, one_line
+from ....trainer.run_directory import RunDirectory
 from .. import Float32s, Int64s, OnTask, silent
 from ..features.features_file import FeaturesFile
 from .same_pictures import MAX_DIFFERENCE, MIN_CORRELATION, Agreement, Thumbnails, blank_pictures, exact_copies
@@ -149,38 +151,39 @@ def _members(first: Int64s, second: Int64s, cluster: Int64s) -> Clusters:
     return Clusters(ids, np.tile(cluster[is_in_one], 2)[places])
 
 
-def read_clusters(path: Path, dataset: Dataset, most: int = MAX_PAIRS) -> Clusters:
-    """Read the clusters in a file of write_duplicates, of up to `most` pairs.
+def read_clusters(run: RunDirectory, dataset: Dataset, most: int = MAX_PAIRS) -> Clusters:
+    """Read the clusters in a run's file of write_duplicates, of up to `most` pairs.
 
     Raises RunError if it is missing, damaged or another dataset's, NotRegularFileError if it is a link, OSError.
     """
-    refuse_link(path)
+    refuse_link(path := run.report / DUPLICATES)
+    cure = f"`thermopile inspect {quote(str(run.path))} --duplicates` makes it"
+
+    def unusable(why: str) -> RunError:
+        return RunError(f"{path} cannot be used: {why}; {cure} again")
+
     try:
         with open_regular(path) as file, pq.ParquetFile(file) as parquet:
             if parquet.metadata.num_rows > most:
-                raise _unusable(path, f"it has {parquet.metadata.num_rows:,} pairs, more than {most:,}")
+                raise unusable(f"it has {parquet.metadata.num_rows:,} pairs, more than {most:,}")
             table = parquet.read(columns=["cluster", "first_id", "second_id"])
         table = table.filter(pc.is_valid(table["cluster"]))
         columns = [column.to_numpy() for column in table.columns]
     except FileNotFoundError:
-        raise RunError(f"{path} does not exist; make it with `thermopile inspect RUN --duplicates`") from None
+        raise RunError(f"{path} does not exist; {cure}") from None
     except (pa.ArrowException, ValueError, KeyError) as error:  # KeyError: a column is missing
-        raise _unusable(path, " ".join(str(error).split())[:200]) from error
+        raise unusable(one_line(error)[:200].rstrip(".")) from error
     if table.schema.types != [pa.int64()] * 3 or any(column.null_count for column in table.columns):
-        raise _unusable(path, "its ids are not whole numbers")
+        raise unusable("its ids are not whole numbers")
     metadata = table.schema.metadata or {}
     if metadata.get(FINGERPRINT.encode()) != dataset.index.fingerprint.encode():
-        raise _unusable(path, f"it is not of the dataset {dataset.place}")
+        raise unusable(f"it is not of the dataset {dataset.place}")
     if any(len(column) and not 0 <= column.min() <= column.max() < dataset.n for column in columns):
-        raise _unusable(path, f"it names samples that {dataset.place} does not have")
+        raise unusable(f"it names samples that {dataset.place} does not have")
     if not _METADATA.items() <= metadata.items():
-        raise _unusable(path, "another version made it, by other thresholds")
+        raise unusable("another version made it, by other thresholds")
     cluster, first, second = columns
     return _members(first, second, cluster)
-
-
-def _unusable(path: Path, why: str) -> RunError:
-    return RunError(f"{path} cannot be used: {why}. Make it again with `thermopile inspect RUN --duplicates`")
 
 
 def write_duplicates(path: Path, found: Duplicates, fingerprint: str) -> None:

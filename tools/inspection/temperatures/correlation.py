@@ -74,11 +74,6 @@ class Correlation:
     """Lowest and highest of the 20."""
 
     @property
-    def chance(self) -> float | None:
-        """The highest of the 20 for a positive correlation, the lowest for a negative one: what chance can give."""
-        return None if self.permuted_range is None else self.permuted_range[self.spearman > 0]
-
-    @property
     def strength(self) -> str:
         """One of STRENGTHS, by the absolute value with two decimals, as it is shown."""
         return next(word for lowest, word in STRENGTHS if round(abs(self.spearman), 2) >= lowest)
@@ -87,9 +82,11 @@ class Correlation:
     def certainty(self) -> str:
         """How likely it is more than chance: `certain`, `likely` or `uncertain`.
 
-        It has to exceed `chance`, too: the p-value does not know that the control may lie beside 0.
+        It has to exceed what chance gives in its direction, too: the p-value does not know that the control may lie
+        beside 0.
         """
-        if self.chance is None or self.spearman * (self.spearman - self.chance) <= 0:
+        chance = self.permuted_range and self.permuted_range[self.spearman > 0]
+        if chance is None or self.spearman * (self.spearman - chance) <= 0:
             return UNCERTAIN
         return next((word for highest, word in CERTAINTIES if self.p_value < highest), UNCERTAIN)
 

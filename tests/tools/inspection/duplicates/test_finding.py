@@ -18,6 +18,7 @@ from thermopile.tools.inspection.features.features_file import NAME
 from thermopile.tools.inspection.findings import look
 from thermopile.tools.inspection.opening import read_run
 from thermopile.trainer.errors import ConfigError, RunError
+from thermopile.trainer.run_directory import RunDirectory
 
 from support.conversions import dataset_of
 from support.features import stored
@@ -29,6 +30,12 @@ EXACT = {60: 3, 61: 3, 62: 7, 63: 61}
 """Key of a sample -> key of the sample whose file it repeats."""
 NEAR = {64: 10, 65: 3, 66: 64}
 """Key -> key of the sample that it is a magnified part of."""
+
+
+def duplicates_of(run):
+    """Where a run's duplicates are written."""
+    run.report.mkdir(parents=True, exist_ok=True)
+    return run.report / "duplicates.parquet"
 
 
 @pytest.fixture(scope="module")
@@ -160,27 +167,28 @@ def test_blank_pictures_are_one_group_whatever_their_colour_and_features(tmp_pat
     found = find_duplicates(dataset, stored(tmp_path, np.eye(dataset.n)), score, tmp_path)
     assert found.counts == {"exact": 1, "near": 0, "blank": 3}
     assert found.sizes == {blank[2]: 4, np.flatnonzero(np.isin(index, [3, 6]))[0]: 2}
-    write_duplicates(tmp_path / "pairs.parquet", found, dataset.index.fingerprint)
-    rows = [row for row in pq.read_table(tmp_path / "pairs.parquet").to_pylist() if row["reason"] == "blank"]
+    file = duplicates_of(run := RunDirectory(tmp_path / "run"))
+    write_duplicates(file, found, dataset.index.fingerprint)
+    rows = [row for row in pq.read_table(file).to_pylist() if row["reason"] == "blank"]
     assert {(row["similarity"], row["correlation"], row["difference"]) for row in rows} == {(None, None, None)}
-    ids, of = read_clusters(tmp_path / "pairs.parquet", dataset)
+    ids, of = read_clusters(run, dataset)
     assert ids[of == blank[2]].tolist() == blank.tolist()
 
 
 def test_a_file_without_its_columns_is_refused_and_does_not_stop_an_inspection(hostile_run, tmp_path):
     run = type(hostile_run)(shutil.copytree(hostile_run.path, tmp_path / "run"))
-    dataset, file = read_run(run).dataset, run.report / "duplicates.parquet"
-    file.parent.mkdir(exist_ok=True)
-    pq.write_table(pa.table({"first_id": [1], "second_id": [2]}), file)
+    dataset = read_run(run).dataset
+    pq.write_table(pa.table({"first_id": [1], "second_id": [2]}), duplicates_of(run))
     with pytest.raises(RunError, match=r"duplicates\.parquet cannot be used: .*cluster"):
-        read_clusters(file, dataset)
+        read_clusters(run, dataset)
     assert look(run.path).survey.samples == dataset.n
 
 
 def test_a_file_of_more_pairs_than_are_to_be_read_is_refused(tmp_path, flat_dataset):
-    pq.write_table(pa.table({"cluster": [0, 0], "first_id": [0, 0], "second_id": [1, 2]}), tmp_path / "d.parquet")
+    file = duplicates_of(run := RunDirectory(tmp_path / "run"))
+    pq.write_table(pa.table({"cluster": [0, 0], "first_id": [0, 0], "second_id": [1, 2]}), file)
     with pytest.raises(RunError, match="it has 2 pairs, more than 1"):
-        read_clusters(tmp_path / "d.parquet", flat_dataset, 1)
+        read_clusters(run, flat_dataset, 1)
 
 
 def drawn(samples=3000):

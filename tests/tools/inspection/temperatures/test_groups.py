@@ -140,17 +140,17 @@ CHANCE = (-0.11, 0.03)
 @pytest.mark.parametrize(
     ("spearman", "p_value", "chance", "words"),
     [
-        (0.46, 2e-6, CHANCE, "weak but certain: +0.46, p 2e-6, chance up to +0.03"),
-        (-0.46, 2e-6, CHANCE, "weak but certain: -0.46, p 2e-6, chance up to -0.11"),
-        (0.95, 1e-30, CHANCE, "very strong and certain: +0.95, p < 1e-16, chance up to +0.03"),
-        (0.71, 0.02, CHANCE, "strong and likely: +0.71, p 0.02, chance up to +0.03"),
-        (0.496, 0.0009, CHANCE, "moderate and certain: +0.50, p 0.0009, chance up to +0.03"),
-        (0.9, 0.05, CHANCE, "very strong but uncertain: +0.90, p 0.05, chance up to +0.03"),
-        (0.3, 0.4, CHANCE, "weak and uncertain: +0.30, p 0.4, chance up to +0.03"),
-        (0.29, 0.001, CHANCE, "negligible but likely: +0.29, p 0.001, chance up to +0.03"),
-        (-0.1, 1e-9, CHANCE, "negligible and uncertain: -0.10, p 1e-9, chance up to -0.11"),
-        (-0.05, 0.5, (0.0, 0.1), "negligible and uncertain: -0.05, p 0.5, chance up to +0.00"),
-        (1.0, 1.0, None, "very strong but uncertain: +1.00, p 1, chance up to unknown"),
+        (0.46, 2e-6, CHANCE, "weak but certain: +0.46, p 2e-6, by chance -0.11 to +0.03"),
+        (-0.46, 2e-6, CHANCE, "weak but certain: -0.46, p 2e-6, by chance -0.11 to +0.03"),
+        (0.95, 1e-30, CHANCE, "very strong and certain: +0.95, p < 1e-16, by chance -0.11 to +0.03"),
+        (0.71, 0.02, CHANCE, "strong and likely: +0.71, p 0.02, by chance -0.11 to +0.03"),
+        (0.496, 0.0009, CHANCE, "moderate and certain: +0.50, p 0.0009, by chance -0.11 to +0.03"),
+        (0.9, 0.05, CHANCE, "very strong but uncertain: +0.90, p 0.05, by chance -0.11 to +0.03"),
+        (0.3, 0.4, CHANCE, "weak and uncertain: +0.30, p 0.4, by chance -0.11 to +0.03"),
+        (0.29, 0.001, CHANCE, "negligible but likely: +0.29, p 0.001, by chance -0.11 to +0.03"),
+        (-0.1, 1e-9, CHANCE, "negligible and uncertain: -0.10, p 1e-9, by chance -0.11 to +0.03"),
+        (-0.05, 0.5, (0.0, 0.1), "negligible and uncertain: -0.05, p 0.5, by chance +0.00 to +0.10"),
+        (1.0, 1.0, None, "very strong but uncertain: +1.00, p 1, by chance unknown"),
     ],
 )
 def test_a_correlation_is_told_by_its_strength_and_by_how_certain_it_is(spearman, p_value, chance, words):

@@ -62,6 +62,14 @@ def unseal(text: bytes) -> dict[str, Any]:
     return tree
 
 
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the tree's values by full key, such as `optimizer.lr`."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
+
+
 def parse(text: bytes | str) -> Any:
     """Parse JSON from an untrusted source. Raises DamagedJSONError, also for excessive nesting."""
     try:

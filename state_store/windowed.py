@@ -74,15 +74,13 @@ class WindowedBlocks(Blocks):
             if not wait:
                 return None
             self._fetch(int(blocks[absent][0]), np.unique(blocks))
-        places: Int64s = self._slot_of[blocks] * self._block_rows + row_in_block
-        return places
+        return np.asarray(self._slot_of[blocks] * self._block_rows + row_in_block)
 
     def changed(self, rows: Int64s) -> None:
         self._unsaved[self._slot_of[rows // self._block_rows]] = True
 
     def in_memory(self) -> Bools:
-        present: Bools = self._slot_of != _NONE
-        return present
+        return np.asarray(self._slot_of != _NONE)
 
     def records(self, block: int) -> Uint32s:
         return self._in_slot(int(self._slot_of[block]), block)

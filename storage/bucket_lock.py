@@ -121,10 +121,8 @@ class BucketLock:
         self._local.release()
 
     def _taken(self, address: Address, last_writer: str | None) -> str:
-        try:
+        with suppress(FileExistsError):
             return address.create(self._text())
-        except FileExistsError:
-            pass
         before, version = self._awaited(address)
         self._holder.writer = _writer_after(max(before or "", last_writer or ""))
         try:

@@ -302,9 +302,9 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
 
 def _last_warnings(run: RunDirectory, notes: list[str]) -> list[str]:
     try:
-        with run.warnings.opened() as file:
-            text = file.read(max(0, file.size - _WARNING_BYTES), _WARNING_BYTES)
-            lines = text.decode(errors="replace").split("\n")
+        file = run.warnings.opened()
+        text = file.read(max(0, file.size - _WARNING_BYTES), _WARNING_BYTES)
+        lines = text.decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -150,8 +150,7 @@ class Rows:
         names = self.schema.columns
         longest = min(_BLOCKS_WRITTEN_AT_ONCE * self.block_rows, len(self.owned))
         memory = np.empty((len(names), longest), dtype=np.uint32)
-        while (run := self._next_run()) is not None:
-            first, end = run
+        for first, end in iter(self._next_run, None):
             start, stop = first * self.block_rows, min(end * self.block_rows, len(self.owned))
             # Full parts are contiguous in every column; a shorter one is a slice of the same memory.
             columns = memory[:, : stop - start]

@@ -162,8 +162,7 @@ class WindowedBlocks(Blocks):
     def _block_to_read_ahead(self) -> tuple[int, int, BlockWindow] | None:
         """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""
         free = np.flatnonzero(self._block_in == _NONE)
-        while len(free) and (coming := next(self._coming, None)) is not None:
-            block, window = coming
+        for block, window in self._coming if len(free) else ():
             if not 0 <= block < len(self._slot_of):
                 first, end = self._first_block, self._first_block + len(self._slot_of)
                 raise StateStoreError(

@@ -175,8 +175,7 @@ class BucketLock:
     def _renew(self) -> None:
         """Renew the lock, counting from when the confirmed request was sent. Only while `_renewing` is held."""
         self._holder.beats += 1
-        sent = self._write(self._text())
-        self._until = sent + LEASE_SECONDS
+        self._until = self._write(self._text()) + LEASE_SECONDS
 
     def _write(self, text: bytes) -> float:
         """Write the lock if it is still this process's; return when the request was sent."""

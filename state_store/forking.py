@@ -29,8 +29,7 @@ def fork_state(source: Place, to: Place, snapshot_id: str, writer: str | None) -
         with icechunk_files.damage_to(name):
             duplicate(source / name, to / name)
 
-    for _ in icechunk_files.for_each(source if source.is_remote else to, take, needed):
-        pass
+    list(icechunk_files.for_each(source if source.is_remote else to, take, needed))
     icechunk_files.point_reference_at(to, snapshot_id)
     history.replace(to, replace(loaded, snapshots=kept, writer=writer, version=None))
     for snapshot in kept:

@@ -83,8 +83,7 @@ class _Flatbuffer:
         """Return `length` bytes from each position, [positions, length]."""
         if len(positions) and not (positions.min() >= 0 and positions.max() + length <= len(self._bytes)):
             raise IndexError("an offset is outside the buffer")
-        found: Uint8s = self._bytes[positions[:, None] + np.arange(length)]
-        return found
+        return np.asarray(self._bytes[positions[:, None] + np.arange(length)])
 
     def _follow(self, positions: Int64s) -> Int64s:
         return positions + self._number(positions, "<u4")

@@ -108,8 +108,7 @@ class StateReader:
 
     def stored(self, name: str) -> zarr.Array[Any]:
         """Return one column as stored, [kept]: without the samples that the run does not train on."""
-        self._check_known([name])
-        return array_of(self._group, name)
+        return array_of(self._group, *self._known([name]))
 
     @property
     def has_carried_rows(self) -> bool:
@@ -138,8 +137,7 @@ class StateReader:
         """
         if not 0 <= start <= stop <= self.samples:
             raise ValueError(f"rows {start} … {stop} of a state of {self.samples:,} samples; ids are 0 … samples - 1")
-        names = self.columns if columns is None else tuple(columns)
-        self._check_known(names)
+        names = self._known(self.columns if columns is None else columns)
         try:
             if self.selection is not None:
                 return self._scattered(self.selection, start, stop, names)
@@ -161,8 +159,7 @@ class StateReader:
         wanted, places = np.unique(sample_ids, return_inverse=True)
         if len(wanted) and not 0 <= wanted[0] <= wanted[-1] < self.samples:
             raise ValueError(f"ids {wanted[0]} to {wanted[-1]} of a state of {self.samples:,} samples")
-        names = self.columns if columns is None else tuple(columns)
-        self._check_known(names)
+        names = self._known(self.columns if columns is None else columns)
         try:
             arrays = {name: self.array(name) for name in names}
             return {
@@ -192,9 +189,11 @@ class StateReader:
             values[absent] = schema.fill_value(name)
         return found
 
-    def _check_known(self, names: Iterable[str]) -> None:
+    def _known(self, columns: Iterable[str]) -> tuple[str, ...]:
+        names = tuple(columns)
         if unknown := [name for name in names if name not in self.columns]:
             raise FieldError(f"the state has no column {unknown[0]!r}; it has {list(self.columns)}")
+        return names
 
 
 def selection_of(repository: Repository) -> Selection | None:

@@ -97,7 +97,9 @@ class Rows:
         self._pending = np.zeros(count, dtype=bool)  # in the cut being written, not written yet
         self._cut = np.zeros(count, dtype=bool)  # in the cut being written
         self._saved_at = np.full(count, step, dtype=np.int64)  # step of the newest snapshot in which the block changed
-        self._before = BeforeImages()
+        # Old values of rows that were overwritten while a snapshot was being written. Rows, not blocks: a random batch
+        # touches nearly every block, so copying blocks would copy the whole store.
+        self._before: list[tuple[Int64s, Uint32s]] = []
 
     def gather(self, ids: Int64s, values: Float32s, visits: Int32s, *, wait: bool = True) -> bool:
         """Read the rows of `ids` [b] into `values`, field-major [fields, b], and `visits` [b].
@@ -125,7 +127,7 @@ class Rows:
             self._dirty[blocks[accepted]] = True
             before = accepted & self._pending[blocks]  # rows of blocks that a snapshot has yet to write
             if before.any():
-                self._before.save(rows[before], self.blocks.words[places[before]])
+                self._before.append((rows[before], self.blocks.words[places[before]]))
             scatter(self.blocks.words, places, values, accepted, np.uint32(step))
             self.blocks.changed(rows)
         return ~accepted
@@ -148,14 +150,13 @@ class Rows:
         names = self.schema.columns
         longest = min(_BLOCKS_WRITTEN_AT_ONCE * self.block_rows, len(self.owned))
         memory = np.empty((len(names), longest), dtype=np.uint32)
-        while (run := self._next_run()) is not None:
-            first, end = run
+        for first, end in iter(self._next_run, None):
             start, stop = first * self.block_rows, min(end * self.block_rows, len(self.owned))
             # Full parts are contiguous in every column; a shorter one is a slice of the same memory.
             columns = memory[:, : stop - start]
             for block in range(first, end):
                 self._copy(block, columns[:, (block - first) * self.block_rows :][:, : self.block_rows])
-            self._before.restore(start, columns)  # without the lock: nothing more is saved of blocks that were copied
+            self._restore(start, columns)  # without the lock: nothing more is saved of blocks that were copied
             yield ColumnPart(
                 self.owned.start + start,
                 {name: column.view(self.schema.dtype(name)) for name, column in zip(names, columns, strict=True)},
@@ -166,14 +167,14 @@ class Rows:
         with self.blocks.lock:
             self._saved_at[self._cut] = step
             self._cut[:] = False
-            self._before.clear()
+            self._before = []
 
     def not_written(self) -> None:
         """Mark the blocks of the cut as changed again after its snapshot failed: the next snapshot writes them."""
         with self.blocks.lock:
             self._dirty |= self._cut
             self._cut[:] = self._pending[:] = False
-            self._before.clear()
+            self._before = []
 
     def _next_run(self) -> tuple[int, int] | None:
         """Choose up to 16 neighbouring pending blocks, first … end − 1."""
@@ -200,27 +201,9 @@ class Rows:
         with self.blocks.lock:
             self._pending[block] = False
 
-
-class BeforeImages:
-    """Old values of rows that were overwritten while a snapshot was being written.
-
-    Rows, not blocks: a random batch touches nearly every block, so copying blocks would copy the whole store.
-    """
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[Int64s, Uint32s]] = []
-
-    def clear(self) -> None:
-        """Discard everything and release the memory."""
-        self._saved = []
-
-    def save(self, rows: Int64s, words: Uint32s) -> None:
-        """Keep the records `words` [b, row_words] of `rows` [b], which are about to be overwritten."""
-        self._saved.append((rows, words))
-
-    def restore(self, first_row: int, columns: Uint32s) -> None:
-        """Write the saved records of the rows from `first_row` on back into their `columns` [columns, rows]."""
+    def _restore(self, first_row: int, columns: Uint32s) -> None:
+        """Write the old values of the rows from `first_row` on back into their `columns` [columns, rows]."""
         # Newest to oldest: if a row was saved twice, its first save is the value at the cut.
-        for rows, words in reversed([*self._saved]):
+        for rows, words in reversed([*self._before]):
             here = (rows >= first_row) & (rows < first_row + columns.shape[1])
             columns[:, rows[here] - first_row] = words[here, : len(columns)].T

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Self
 
 import torch
@@ -29,7 +29,7 @@ _MAX_STEP = 2**32 - 1
 """last_step is a uint32."""
 
 
-class StateStore:
+class StateStore(AbstractContextManager["StateStore"]):
     """The only writer of a run's state, or of one rank's share of it. Use `create` or `open`, from one thread.
 
     Background threads gather and write rows, write snapshots and, with a memory budget, move blocks. Only committed
@@ -310,9 +310,6 @@ class StateStore:
             ends.callback(self._rows.blocks.close)
             ends.callback(self._snapshot_thread.close)
             ends.callback(self._transfer.thread.close)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

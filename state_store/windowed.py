@@ -74,15 +74,13 @@ class WindowedBlocks(Blocks):
             if not wait:
                 return None
             self._fetch(int(blocks[absent][0]), np.unique(blocks))
-        places: Int64s = self._slot_of[blocks] * self._block_rows + row_in_block
-        return places
+        return np.asarray(self._slot_of[blocks] * self._block_rows + row_in_block)
 
     def changed(self, rows: Int64s) -> None:
         self._unsaved[self._slot_of[rows // self._block_rows]] = True
 
     def in_memory(self) -> Bools:
-        present: Bools = self._slot_of != _NONE
-        return present
+        return np.asarray(self._slot_of != _NONE)
 
     def records(self, block: int) -> Uint32s:
         return self._in_slot(int(self._slot_of[block]), block)
@@ -164,8 +162,7 @@ class WindowedBlocks(Blocks):
     def _block_to_read_ahead(self) -> tuple[int, int, BlockWindow] | None:
         """Reserve a free slot for the next block of the coming windows; extend the stay of blocks already in memory."""
         free = np.flatnonzero(self._block_in == _NONE)
-        while len(free) and (coming := next(self._coming, None)) is not None:
-            block, window = coming
+        for block, window in self._coming if len(free) else ():
             if not 0 <= block < len(self._slot_of):
                 first, end = self._first_block, self._first_block + len(self._slot_of)
                 raise StateStoreError(

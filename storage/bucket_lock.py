@@ -121,10 +121,8 @@ class BucketLock:
         self._local.release()
 
     def _taken(self, address: Address, last_writer: str | None) -> str:
-        try:
+        with suppress(FileExistsError):
             return address.create(self._text())
-        except FileExistsError:
-            pass
         before, version = self._awaited(address)
         self._holder.writer = _writer_after(max(before or "", last_writer or ""))
         try:
@@ -177,8 +175,7 @@ class BucketLock:
     def _renew(self) -> None:
         """Renew the lock, counting from when the confirmed request was sent. Only while `_renewing` is held."""
         self._holder.beats += 1
-        sent = self._write(self._text())
-        self._until = sent + LEASE_SECONDS
+        self._until = self._write(self._text()) + LEASE_SECONDS
 
     def _write(self, text: bytes) -> float:
         """Write the lock if it is still this process's; return when the request was sent."""

@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -86,9 +85,8 @@ class BucketLog:
         self._unneeded: list[str] = []
         self._inode: int | None = None
 
-    @contextmanager
-    def opened(self) -> Iterator[PartsReader]:
-        yield PartsReader(self._folder)
+    def opened(self) -> PartsReader:
+        return PartsReader(self._folder)
 
     def modified(self) -> float:
         return PartsReader(self._folder).modified()

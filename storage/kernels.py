@@ -70,14 +70,12 @@ class _KeptCode(NullCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """Return the kept code for a signature; None if there is none, or none that can be trusted."""
         target_context.refresh()
-        try:
+        with suppress(Exception):  # whatever is wrong with a file, its function can be compiled
             parts = pickle.loads(_read(self._name(sig, target_context)))
             # One of FFCV's classes changes types that all functions share (ffcv/memory_managers/os_cache.py); what was
             # compiled in such a process has other types than its name says.
             if parts[3].args == normalize_signature(sig)[0]:
                 return CompileResult._rebuild(target_context, *parts)
-        except Exception:  # noqa: BLE001  whatever is wrong with a file, its function can be compiled
-            pass
         _KeptCode._now = time.monotonic()
         return None
 

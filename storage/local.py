@@ -5,7 +5,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path, PosixPath
 from typing import BinaryIO, ClassVar, Self
 
@@ -42,11 +42,9 @@ class LocalPath(PosixPath):
         """Return the content, and a version for `supersede`: files have none."""
         return self.read_bytes(max_bytes), ""
 
-    @contextmanager
-    def opened(self) -> Iterator[BinaryIO]:
+    def opened(self) -> BinaryIO:
         """Open a regular file of any size for reading."""
-        with files.open_regular(self) as file:
-            yield file
+        return files.open_regular(self)
 
     def create(self, data: bytes) -> None:
         """Create a file. Raises FileExistsError if it exists."""
@@ -223,10 +221,9 @@ class LocalPath(PosixPath):
         """Return `scratch`, which the owner makes."""
         return self
 
-    @contextmanager
-    def on_this_machine(self, names: Iterable[str]) -> Iterator[Self]:
+    def on_this_machine(self, names: Iterable[str]) -> AbstractContextManager[Self]:
         """Yield a folder of this name that holds these files: the folder itself."""
-        yield self
+        return nullcontext(self)
 
     def output(self, name: str) -> Self:
         """Return the default path for a report on this folder: inside it."""

@@ -1,7 +1,5 @@
 """A file that grows during training and is read meanwhile: on a disk, the file itself."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,10 +30,9 @@ class FileLog:
     def put(self) -> None:
         """Publish the lines added since the last call. Raises OSError; the next call then publishes them."""
 
-    @contextmanager
-    def opened(self) -> Iterator[RegularFile]:
+    def opened(self) -> RegularFile:
         """Open the published log. Raises OSError."""
-        yield RegularFile(self._file)
+        return RegularFile(self._file)
 
     def modified(self) -> float:
         """Return the time of the last addition, in seconds since 1970. Raises FileNotFoundError if there is none."""

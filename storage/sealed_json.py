@@ -5,6 +5,7 @@ Any JSON parser can read them. The checksum detects damage; it does not prove wh
 
 import hashlib
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Mapping
@@ -60,6 +61,19 @@ def unseal(text: bytes) -> dict[str, Any]:
         raise DamagedJSONError("it is not a JSON object")
     del tree[kind]
     return tree
+
+
+def finite(value: float | None) -> float | None:
+    """Return null for NaN and infinity, which JSON does not have."""
+    return None if value is None or not math.isfinite(value) else value
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the tree's values by full key, such as `optimizer.lr`."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
 
 
 def parse(text: bytes | str) -> Any:

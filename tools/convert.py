@@ -370,8 +370,7 @@ def _splits(
         raise click.UsageError("--longtail needs classes, and this source has none")
     train = rules[0](len(source), groups) if is_drawn else None
     splits = [convert_splits.Split(*outs[0], source, train, groups, asked.append)]
-    for test in own_test:
-        splits.append(convert_splits.Split(*outs[1], test, None, test.groups()))
+    splits += [convert_splits.Split(*outs[1], test, None, test.groups()) for test in own_test]
     if asked.holdout and not own_test:
         splits.append(convert_splits.Split(*outs[1], source, rules[1](len(source), groups), groups))
     return splits

@@ -41,8 +41,7 @@ def dry_run(config: TrainConfig, directory: RunDirectory, **options: Any) -> Ite
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
-        run = _WithoutMemory(config, directory, **options)
-        with closing(run):
+        with closing(_WithoutMemory(config, directory, **options)) as run:
             trainer = Trainer(run)
             if config.data.without and not run.resumes:
                 ids = selected_ids(unchanged(config.data.select, "select"), run.dataset) if config.data.select else None

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
 import torch
@@ -37,7 +37,7 @@ MAX_SKIPPED = 10
 _log = logging.getLogger(__name__)
 
 
-class Trainer:
+class Trainer(AbstractContextManager["Trainer"]):
     """Thermopile's own training loop over a run, which it holds as `run`. `train` trains to the end."""
 
     def __init__(self, run: Run) -> None:
@@ -222,9 +222,6 @@ class Trainer:
     def close(self) -> None:
         """Release the run, as `Run.close`."""
         self.run.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         self.run.__exit__(kind, *error)

@@ -180,8 +180,7 @@ def create_optimizer(
     """
     own = [parameter for parameter in objective.parameters() if parameter.requires_grad]
     weights = [parameter for parameter in encoders.parameters() if parameter.requires_grad]
-    decayed: Groups = []
-    spared: Groups = []
+    decayed, spared = Groups(), Groups()
     for factor in sorted({factors.get(p, 1.0) for p in weights}):
         of_factor = [p for p in weights if factors.get(p, 1.0) == factor]
         scale = {} if factor == 1.0 else {_LR_SCALE: factor}

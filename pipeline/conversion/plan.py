@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field
 
 from ...storage.files import sha256_of
+from ...storage.sealed_json import flat
 from ..dataset.index import ImagePolicy
 from ..sources import Asked, Facts, Source
 
@@ -95,7 +96,7 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
 
     def differences(self, begun: Self) -> list[str]:
         """Return readable differences from the plan that a conversion was started with; at most three for files."""
-        now, then = _flat(self._settings()), _flat(begun._settings())
+        now, then = flat(self._settings()), flat(begun._settings())
         if begun.facts and begun.facts.groups is not None:  # what is not asked for is taken from the plan
             then |= {"vocab_size": begun.facts.vocab_size, "context_length": begun.facts.context_length}
             now |= {name: then[name] for name in ("vocab_size", "context_length", "tokenizer") if now[name] is None}
@@ -103,13 +104,6 @@ class Plan(BaseModel, frozen=True, extra="forbid"):
         found = [f"{name} was {_short(then.get(name))} and is now {_short(now.get(name))}" for name in names]
         files = sorted({name for name, _ in self.marks.items() ^ begun.marks.items()})
         return found + [f"{file} has changed" for file in files[:3]]
-
-
-def _flat(record: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in record.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
 
 
 def _short(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ...storage.arrays import Int64s
 from ...storage.bucket_errors import AddressError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Hold:
+class Hold(AbstractContextManager["Hold"]):
     """Keeps samples readable until `release`, or until this object is collected."""
 
     def __init__(self, release: Callable[[], None], forget: Callable[[], None]) -> None:
@@ -38,9 +38,6 @@ class Hold:
         """Let the samples go; repeated calls do no harm."""
         if self._forgotten.detach():
             self._release()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -96,9 +96,8 @@ class SamplesTable:
         shards, rows = self.locate(sample_ids)
         by_shard = np.argsort(shards, kind="stable")
         first_of_shard = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))
-        pieces = []
-        for places in np.split(by_shard, first_of_shard)[1:]:
-            pieces.append(self.table_of(int(shards[places[0]]), names).take(rows[places]))
+        of_shards = np.split(by_shard, first_of_shard)[1:]
+        pieces = [self.table_of(int(shards[places[0]]), names).take(rows[places]) for places in of_shards]
         table = pa.concat_tables(pieces) if pieces else self.schema.empty_table().select(list(names))
         in_order = bool((np.diff(shards) >= 0).all())  # saves copying the texts again
         return table if in_order else table.take(np.argsort(by_shard, kind="stable"))

@@ -53,8 +53,7 @@ def requests(starts: Int64s, stops: Int64s, *, max_gap: int | Int64s, max_bytes:
 
 def runs(apart: Bools, count: int) -> list[tuple[int, int]]:
     """Return first place and end of each run among `count` places; apart: whether the next begins one, [count - 1]."""
-    cuts = [0, *(np.flatnonzero(apart) + 1).tolist(), count]
-    return list(pairwise(cuts))
+    return list(pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), count]))
 
 
 def grouped(numbers: Int64s) -> Iterator[tuple[int, Int64s]]:

@@ -130,8 +130,8 @@ class PlaceTests:
         log.begin(resuming=False)
         file.write_bytes(b"one\ntwo\n")
         log.put()
-        with log_at(place / "parts", file).opened() as reader:
-            assert (reader.size, reader.read(4, 100)) == (8, b"two\n")
+        reader = log_at(place / "parts", file).opened()
+        assert (reader.size, reader.read(4, 100)) == (8, b"two\n")
         assert log.modified() > 1e9
 
     def test_the_folder_of_a_step_appears_whole_and_is_removed_whole(self, place):

@@ -1,6 +1,5 @@
 """Findings as JSON values; None for what is unknown or was not requested."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from ...storage.sealed_json import finite
 from .duplicates.finding import THRESHOLDS, Duplicates
 from .features.neighbours import Neighbours
 from .findings import Findings
@@ -69,4 +69,4 @@ def duplicates_to_json(inspection: Inspection, found: Duplicates, rows: Path) ->
 
 
 def _finite(values: Mapping[str, float | int]) -> dict[str, float | int | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {name: finite(value) for name, value in values.items()}

@@ -88,8 +88,7 @@ def read_run(run: RunDirectory, *, at: str = LATEST, data: Places | None = None)
     config = run.config()
     notes: list[str] = []
     reader = _open_state(run, config.objective, at, notes)
-    dataset = _open_dataset(run, config, reader, data, notes)
-    return Inspection(run, config, reader, dataset, notes)
+    return Inspection(run, config, reader, _open_dataset(run, config, reader, data, notes), notes)
 
 
 def _open_state(run: RunDirectory, objective: ObjectiveConfig, at: str, notes: list[str]) -> StateReader | None:

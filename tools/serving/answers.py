@@ -1,6 +1,5 @@
 """JSON and parquet answers of the server: samples, their pictures and views, and selections."""
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +16,7 @@ from ...pipeline.dataset.index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset
 from ...pipeline.views.recipes import RECIPES
+from ...storage.sealed_json import finite
 from ...trainer.errors import ConfigError
 from ..inspection.features.confirmation import MAX_NEGATIVES
 from ..inspection.features.features_file import FeaturesFile
@@ -86,9 +86,9 @@ class Answers:
             {
                 "id": id,
                 "kind": SERVED_KINDS[index.kinds[id]],
-                "tau": {side: _number(index.columns[f"{side}/tau"][id]) for side in index.coldest},
-                "log_s": {side: _number(index.columns[f"{side}/log_s"][id]) for side in scored},
-                "margin": None if index.margin is None else _number(index.margin[id]),
+                "tau": {side: finite(index.columns[f"{side}/tau"][id].item()) for side in index.coldest},
+                "log_s": {side: finite(index.columns[f"{side}/log_s"][id].item()) for side in scored},
+                "margin": None if index.margin is None else finite(index.margin[id].item()),
                 "caption": plain_text(text.caption, _LONGEST_ON_CARD) if text else "",
                 "class": plain_text(text.group) if text else "",
             }
@@ -103,7 +103,7 @@ class Answers:
         return card | {
             "captions": [plain_text(line, _LONGEST) for line in text.caption.splitlines()] if text else [],
             "table": {name: plain_text(getattr(text, name), 1000) for name in ("key", "uri")} if text else {},
-            "state": {name: _number(value) for name, value in state.items()},
+            "state": {name: finite(value) for name, value in state.items()},  # log s is -inf before the first visit
             "history": self._history(sample_id),
             "views": self._recipe() in RECIPES and dataset is not None,
         }
@@ -138,7 +138,7 @@ class Answers:
         (sample,) = read_histories(replace(self._inspection, dataset=None, notes=[]), [sample_id])
 
         def shown(at: StateAt) -> Json:
-            tau = {side: _number(at.values[f"{side}/tau"]) for side in self._catalogue.coldest}
+            tau = {side: finite(at.values[f"{side}/tau"]) for side in self._catalogue.coldest}
             return {"tag": at.snapshot.tag, "step": at.snapshot.step, "tau": tau}
 
         return list(map(shown, sample.history))
@@ -192,9 +192,3 @@ class Answers:
     def _recipe(self) -> str:
         recipe = self._inspection.config.data.recipe
         return recipe if isinstance(recipe, str) else ""
-
-
-def _number(value: float) -> float | None:
-    """Return a number for JSON, which has no infinity: log s is -inf before the first visit."""
-    value = float(value)
-    return value if math.isfinite(value) else None

@@ -53,8 +53,7 @@ class PageServer(ThreadingHTTPServer):
         """port: 0 for a free one. Raises OSError if it is taken."""
         super().__init__((HOST, port), _Handler)
         self.answers, self.token = answers, secrets.token_urlsafe(32)
-        own = (HOST, "localhost")
-        self.hosts = {f"{name}:{self.server_port}" for name in own}
+        self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
         self.origins = {f"http://{host}" for host in self.hosts}
 
     @property

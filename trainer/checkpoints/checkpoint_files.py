@@ -75,9 +75,8 @@ def _write(building: Path, info: CheckpointInfo, training: dict[str, Any]) -> No
     tensors, rest = take_apart(training)
     save_tensors(building / _TENSORS, tensors)
     write_atomically(building / _REST, json.dumps(rest, indent=1, allow_nan=False).encode())
-    files = {}
-    for made in (building / _TENSORS, building / _REST):
-        files[made.name] = FileDigest(bytes=made.stat().st_size, sha256=sha256_of(made))
+    made = building / _TENSORS, building / _REST
+    files = {each.name: FileDigest(bytes=each.stat().st_size, sha256=sha256_of(each)) for each in made}
     write_atomically(building / INFO, seal_document(info.model_copy(update={"files": files}).model_dump()))
 
 

@@ -27,6 +27,7 @@ from pydantic import (
 
 from ...storage.bucket import is_address
 from ...storage.place import Places, places_of
+from ...storage.sealed_json import flat as flat
 from ..errors import ConfigError
 
 
@@ -548,14 +549,6 @@ def to_tree(config: TrainConfig) -> dict[str, Any]:
 
 def to_toml(config: TrainConfig) -> str:
     return tomli_w.dumps(to_tree(config))
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the tree's values by full key, such as `optimizer.lr`."""
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return values
 
 
 def explained(error: ValidationError) -> str:

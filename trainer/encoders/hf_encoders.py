@@ -248,12 +248,9 @@ class HFTextBackbone(HFBackbone):
         # To check whether a mask [b, L] hides any token, transformers reads from the device in every step.
         whole = real[:, None, None, :].expand(-1, 1, tokens.shape[1], -1)
         outputs = model(input_ids=tokens, attention_mask={0: None, 2: real, 4: whole}[self.mask_dimensions])
-        if self.pools:
-            pooled: Tensor = outputs.pooler_output
-            return pooled
-        place = real.sum(1) - 1 if self.reads_at_end else 0
-        state: Tensor = outputs.last_hidden_state[torch.arange(len(tokens), device=tokens.device), place]
-        return state
+        rows, place = torch.arange(len(tokens), device=tokens.device), real.sum(1) - 1 if self.reads_at_end else 0
+        features: Tensor = outputs.pooler_output if self.pools else outputs.last_hidden_state[rows, place]
+        return features
 
 
 HF_BACKBONES: dict[str, Callable[..., Backbone]] = {"image": HFImageBackbone, "text": HFTextBackbone}

@@ -29,8 +29,7 @@ def starts_trained(encoder: EncoderConfig) -> bool:
 def lock_advice(config: TrainConfig) -> list[str]:
     """Return a warning for each locked encoder that keeps untrained weights. config: resolved."""
     found = []
-    sides = ("image", "text") if config.objective.mode == "bimodal" else ("image",)
-    for side in sides:
+    for side in ("image", "text") if config.objective.mode == "bimodal" else ("image",):
         encoder = getattr(config.model, side)
         if not encoder.locked or (config.init.run and config.init.sides in ("both", side)):
             continue

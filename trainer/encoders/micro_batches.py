@@ -111,8 +111,7 @@ class MicroBatches(OnePiece):
         if self._device.type == "cpu":
             return view.to(dtype)
         # Pinned, so that copies from and to a GPU run in the order of its stream, and the host continues.
-        pinned = torch.empty(view.shape, dtype=dtype, pin_memory=True)
-        return pinned.copy_(view, non_blocking=True)
+        return torch.empty(view.shape, dtype=dtype, pin_memory=True).copy_(view, non_blocking=True)
 
 
 def _with_pixels(piece: Batch, change: Callable[[Tensor], Tensor]) -> Batch:

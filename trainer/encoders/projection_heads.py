@@ -7,16 +7,6 @@ from torch import nn
 MOCO_V3_WIDTH = 4096
 
 
-def none(width: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """No head, for encoders whose features have `dim` dimensions already."""
-    return nn.Identity()
-
-
-def linear(width: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """One linear layer; `hidden` is unused."""
-    return nn.Linear(width, dim)
-
-
 def simclr(width: int, dim: int, hidden: int | None = None) -> nn.Module:
     """Two layers; the hidden one has the backbone's width by default: W2 relu(W1 h).
 
@@ -82,8 +72,8 @@ def _normed(width: int, outputs: int, *, bias: bool = False, affine: bool = True
 
 
 HEADS: dict[str, Callable[[int, int, int | None], nn.Module]] = {
-    "linear": linear,
-    "none": none,
+    "linear": lambda width, dim, hidden: nn.Linear(width, dim),
+    "none": lambda width, dim, hidden: nn.Identity(),  # for encoders whose features have `dim` dimensions already
     "simclr": simclr,
     "simclr_bn": simclr_bn,
     "moco_v3": moco_v3,

@@ -49,21 +49,21 @@ def last_lines(log: Log, steps: int, evaluations: int, until: float = math.inf) 
     of_steps: list[dict[str, Any]] = []
     of_evaluations: list[dict[str, Any]] = []
     damaged = 0
-    with log.opened() as file:
-        # No valid line is shorter than 32 bytes: a file of empty lines is not read to its end.
-        for place, text in enumerate(islice(_lines_from_the_end(file), MAX_BYTES // 32)):
-            step = _STEP.match(text)
-            if (len(of_steps) == steps and _EVALUATION not in text) or (step and int(step[1]) > until):
-                continue  # skips most lines of a long run
-            line = _parsed(text)
-            if not line:
-                damaged += place > 0 or _CLOSING in text  # text after the last newline is still being written
-            elif "evaluation" in line:
-                of_evaluations.append(line)
-            elif len(of_steps) < steps:
-                of_steps.append(line)
-            if len(of_steps) == steps and len(of_evaluations) == evaluations:
-                break
+    file = log.opened()
+    # No valid line is shorter than 32 bytes: a file of empty lines is not read to its end.
+    for place, text in enumerate(islice(_lines_from_the_end(file), MAX_BYTES // 32)):
+        step = _STEP.match(text)
+        if (len(of_steps) == steps and _EVALUATION not in text) or (step and int(step[1]) > until):
+            continue  # skips most lines of a long run
+        line = _parsed(text)
+        if not line:
+            damaged += place > 0 or _CLOSING in text  # text after the last newline is still being written
+        elif "evaluation" in line:
+            of_evaluations.append(line)
+        elif len(of_steps) < steps:
+            of_steps.append(line)
+        if len(of_steps) == steps and len(of_evaluations) == evaluations:
+            break
     return Tail(of_steps[::-1], of_evaluations[::-1], damaged)
 
 
@@ -72,15 +72,15 @@ def loss_curve(log: Log, points: int) -> list[float]:
 
     In a long file, each mean covers only the few lines at one place. Raises OSError.
     """
-    with log.opened() as file:
-        size = file.size
-        if size <= points * GLANCE_BYTES:
-            losses = _losses(file.read(0, size))
-            ends = [len(losses) * point // points for point in range(points + 1)]
-            groups = [losses[start:end] for start, end in pairwise(ends)]
-        else:
-            places = [(size - GLANCE_BYTES) * point // (points - 1) for point in range(points)]
-            groups = [_losses(file.read(place, GLANCE_BYTES)) for place in places]
+    file = log.opened()
+    size = file.size
+    if size <= points * GLANCE_BYTES:
+        losses = _losses(file.read(0, size))
+        ends = [len(losses) * point // points for point in range(points + 1)]
+        groups = [losses[start:end] for start, end in pairwise(ends)]
+    else:
+        places = [(size - GLANCE_BYTES) * point // (points - 1) for point in range(points)]
+        groups = [_losses(file.read(place, GLANCE_BYTES)) for place in places]
     return [math.fsum(group) / len(group) for group in groups if group]
 
 
@@ -171,7 +171,8 @@ def copy_until(log: Log, to: Path, keep_steps: int) -> None:
 
     Raises FileNotFoundError if the log has none yet, OSError.
     """
-    with log.opened() as reader, written_aside(to) as file:
+    reader = log.opened()
+    with written_aside(to) as file:
         for start in range(0, reader.size, BLOCK_BYTES):
             file.write(reader.read(start, BLOCK_BYTES))
     _rewrite(to, keep_steps)  # verifies each line of the copy

@@ -9,16 +9,17 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from io import FileIO
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ...storage.files import open_own
-from ...storage.sealed_json import seal_line
+from ...storage.sealed_json import finite, seal_line
 from ..errors import NotFiniteError
 from .metrics_file import cut_back
 
@@ -31,7 +32,7 @@ Scalar = Tensor | float | Callable[[], float] | None
 _log = logging.getLogger(__name__)
 
 
-class MetricsLog:
+class MetricsLog(AbstractContextManager["MetricsLog"]):
     """Collects the scalars of each step on their devices, and writes them when flushed.
 
     `flush` reads values back and so synchronises with the device; a step does not.
@@ -76,7 +77,7 @@ class MetricsLog:
             for step in steps
         ]
         good = list(takewhile(lambda line: line["loss"] is None or math.isfinite(line["loss"]), lines))
-        self._write([{name: _finite(value) for name, value in line.items()} for line in good])
+        self._write([{name: finite(value) for name, value in line.items()} for line in good])
         if len(good) < len(lines):
             bad = lines[len(good)]
             raise NotFiniteError(int(bad["step"]), bad["loss"])
@@ -117,9 +118,6 @@ class MetricsLog:
             for line in lines:
                 self._trackers.add(line)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
@@ -130,8 +128,3 @@ def _read_back(scalars: list[Tensor]) -> list[float]:
     on_gpu = [scalar for scalar in scalars if scalar.is_cuda]
     values = iter(torch.stack(on_gpu).tolist() if on_gpu else [])
     return [next(values) if scalar.is_cuda else scalar.item() for scalar in scalars]
-
-
-def _finite(value: float | None) -> float | None:
-    """Return null for NaN and infinity, which JSON does not have."""
-    return None if value is None or not math.isfinite(value) else value

@@ -181,6 +181,9 @@ class Objective(nn.Module):
     temperature_rate: TemperatureRate | None = None
     """Set if the objective's own parameters are a temperature's."""
 
+    across: bool = False
+    """Whether similarities within a side are excluded, as they are in mode bimodal."""
+
     unit_norm: bool = True
     """Whether features must be normalised; False: they are used as they are, finite and of any norm."""
 
@@ -202,7 +205,7 @@ class Objective(nn.Module):
         """For messages; `create_objective` sets it."""
         self.settings = settings
         self.sides = ("image", "text") if mode == "bimodal" else ("sample",)
-        self.across = mode == "bimodal"  # whether similarities within a side are excluded
+        self.across |= mode == "bimodal"
         self.row_fields = tuple(initial)
         self.fields = {f"{side}/{name}": value for side in self.sides for name, value in initial.items()}
 

@@ -108,10 +108,7 @@ class Simco(_Views):
 
     settings_of_mode: ClassVar = {"unimodal": SimcoSettings}
     settings: SimcoSettings
-
-    def __init__(self, mode: str, settings: SimcoSettings) -> None:
-        super().__init__(mode, settings)
-        self.across = True
+    across = True
 
     def further_sums(self, pairs: Pairs) -> Rows:
         tau = pairs.features.new_full((2, pairs.own.stop - pairs.own.start), self.settings.tau_beta)

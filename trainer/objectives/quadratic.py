@@ -115,10 +115,7 @@ class Spectral(Objective):
     settings: SpectralSettings
     unit_norm = False
     is_whole = True
-
-    def __init__(self, mode: str, settings: SpectralSettings) -> None:
-        super().__init__(mode, settings)
-        self.across = True
+    across = True
 
     def step(self, frame: Frame, state: State, progress: Progress) -> Outcome:
         views, ranks = self._in_ball(frame.views), frame.ranks

@@ -128,7 +128,6 @@ def read_status(run: RunDirectory) -> RunStatus:
             written = path / INFO if path.is_remote else path  # objects alone have times in a bucket
             checkpoints.append(CheckpointStatus(step, _age(written), path.size_below()))
     writer, silence = _writer(run, notes)
-    is_held = silence is not None
     seconds = steps.step_seconds if steps else None
     return RunStatus(
         run=str(run.path),
@@ -139,7 +138,7 @@ def read_status(run: RunDirectory) -> RunStatus:
         batch_size=config.batch_size,
         total_steps=total,
         samples_per_second=config.batch_size / seconds if seconds else None,
-        seconds_left=(total - steps.step) * seconds if is_held and steps and total and seconds else None,
+        seconds_left=(total - steps.step) * seconds if silence is not None and steps and total and seconds else None,
         steps=steps,
         checkpoints=checkpoints,
         sample_state=sample_state,
@@ -254,23 +253,21 @@ def _read_state(run: RunDirectory, data: DataConfig, notes: list[str]) -> StateS
         snapshot, selection = snapshots[-1] if snapshots else repository.resolve("latest"), selection_of(repository)
         mixture = selection if isinstance(selection, MixedRows) else None
         reader = StateReader(repository, snapshot, mixture)
-        coverage, kept = _coverage(reader, selection), StateReader(repository, snapshot, selection).kept
+        coverage, is_estimated = _coverage(reader, selection)
+        kept = StateReader(repository, snapshot, selection).kept
         samples = kept + (selection.about.holes or 0 if selection else 0)
         tags = [snapshot.tag for snapshot in snapshots]
         parts = dict(zip(part_names(data.parts or ()), mixture.samples if mixture else (), strict=False))
-        of_all, is_estimated = selection.about.samples if selection else kept, _blocks(reader) > COVERAGE_BLOCKS
+        of_all = selection.about.samples if selection else kept
         return StateStatus(samples, kept, of_all, tags, coverage, is_estimated, parts)
     except (StateStoreError, IcechunkError, OSError) as error:
         notes.append(f"the samples' state cannot be read: {error}")
         return None
 
 
-def _blocks(reader: StateReader) -> int:
-    return -(-reader.samples // reader.block_rows)
-
-
-def _coverage(reader: StateReader, selection: Selection | None) -> float:
-    blocks = _blocks(reader)
+def _coverage(reader: StateReader, selection: Selection | None) -> tuple[float, bool]:
+    """Return the share of samples visited, and whether it is estimated."""
+    blocks = -(-reader.samples // reader.block_rows)
     looked_at = min(blocks, COVERAGE_BLOCKS)
     visited = rows = 0
     for place in range(looked_at):
@@ -279,7 +276,7 @@ def _coverage(reader: StateReader, selection: Selection | None) -> float:
         if selection is not None:
             visits = visits[selection.are_present(range(start, start + len(visits)))]
         visited, rows = visited + int((visits > 0).sum()), rows + len(visits)
-    return visited / max(rows, 1)
+    return visited / max(rows, 1), looked_at < blocks
 
 
 def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str]) -> int | None:
@@ -302,9 +299,9 @@ def _total_steps(config: TrainConfig, state: StateStatus | None, notes: list[str
 
 def _last_warnings(run: RunDirectory, notes: list[str]) -> list[str]:
     try:
-        with run.warnings.opened() as file:
-            text = file.read(max(0, file.size - _WARNING_BYTES), _WARNING_BYTES)
-            lines = text.decode(errors="replace").split("\n")
+        file = run.warnings.opened()
+        text = file.read(max(0, file.size - _WARNING_BYTES), _WARNING_BYTES)
+        lines = text.decode(errors="replace").split("\n")
     except FileNotFoundError:
         return []
     except OSError as error:

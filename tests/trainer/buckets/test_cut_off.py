@@ -144,5 +144,5 @@ def test_a_store_that_is_away_for_ten_minutes_ends_no_run(
 
 def log_of(run):
     """Losses by step, as a machine without local files reads them."""
-    with RunDirectory(run.path).metrics.opened() as log:
-        return {line["step"]: line["loss"] for line in map(json.loads, log.read(0, log.size).splitlines())}
+    log = RunDirectory(run.path).metrics.opened()
+    return {line["step"]: line["loss"] for line in map(json.loads, log.read(0, log.size).splitlines())}

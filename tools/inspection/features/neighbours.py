@@ -113,8 +113,7 @@ def margins(features: FeaturesFile, on_progress: OnDone = silent) -> Float32s:
     Raises RunError for a damaged file.
     """
     random, count = np.random.default_rng(_MARGIN_SEED), min(MAX_NEGATIVES, features.samples)
-    drawn = random.choice(features.samples, count, replace=False)
-    drawn.sort()
+    drawn = np.sort(random.choice(features.samples, count, replace=False))
     pictures, captions = features.rows(drawn).transpose(1, 2, 0).copy()  # contiguous: the product is twice as fast
     found = np.empty(features.samples, np.float32)
     for first, block in features.blocks():

@@ -135,9 +135,7 @@ def mean_by_group(codes: NDArray[np.integer], tau: Float32s, groups: int) -> Flo
     known = codes != NO_GROUP
     sums = np.bincount(codes[known], weights=tau[known], minlength=groups)
     counts = np.bincount(codes[known], minlength=groups)
-    means = np.full(groups, np.nan)
-    np.divide(sums, counts, out=means, where=counts > 0)
-    return means
+    return np.asarray(np.divide(sums, counts, out=np.full(groups, np.nan), where=counts > 0))
 
 
 def _spearman(sizes: Int64s, mean_tau: Float64s) -> float:

@@ -102,8 +102,7 @@ class KindRules:
         return kinds
 
     def too_few_visits(self, rows: Rows) -> Bools:
-        few: Bools = (rows[VISITS] < self.least_visits) | bool(self.why_none)
-        return few
+        return np.asarray((rows[VISITS] < self.least_visits) | bool(self.why_none))
 
     def is_stuck(self, rows: Rows) -> Bools:
         """bool [m]: on a side, tau is at its floor although the negatives outweigh the positive and u is at its bound.

@@ -69,5 +69,5 @@ PARTS = (
          ("checkpointed",)),
     Part("step-vit", "A step of ViT-B/32 in bfloat16", "steps:measure", TRAINER, 45, 90, ("vit",)),
     Part("tests", "Tests on the GPU", "suite:tests", TESTS, 60, 150, ("not compiled and not dali",)),
-    Part("tests-compiled", "Tests of compiled encoders on the GPU", "suite:tests", TESTS, 60, 150, ("compiled",)),
+    Part("tests-compiled", "Tests of compiled code on the GPU", "suite:tests", TESTS, 60, 150, ("compiled",)),
 )  # fmt: skip

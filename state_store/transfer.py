@@ -41,11 +41,6 @@ class StagedRows:
         """float32 [fields, b]"""
         return self.packed[:-1].view(torch.float32)
 
-    @property
-    def visits(self) -> torch.Tensor:
-        """int32 [b]"""
-        return self.packed[-1]
-
 
 class Staging:
     """Copies batches to and from one device, asynchronously if it is a GPU."""
@@ -69,7 +64,7 @@ class Staging:
     def as_state(self, staged: StagedRows) -> dict[str, torch.Tensor]:
         """Return every field, float32 [b], and visits, int32 [b], on the device, for the caller's current stream."""
         arrived = staged if staged.on_device is None else StagedRows(staged.on_device.here()[0])
-        return {**dict(zip(self._schema.names, arrived.values.unbind(0), strict=True)), VISITS: arrived.visits}
+        return {**dict(zip(self._schema.names, arrived.values.unbind(0), strict=True)), VISITS: arrived.packed[-1]}
 
     def download(self, state: Mapping[str, torch.Tensor], length: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         """Start copying the fields of `state` into one host tensor [fields, length].
@@ -181,7 +176,7 @@ class Transfer:
 
     def _gather(self, ids: Int64s, *, wait: bool = True) -> StagedRows | None:
         staged = self._staging.rows(len(ids))
-        if not self._rows.gather(ids, staged.values.numpy(), staged.visits.numpy(), wait=wait):
+        if not self._rows.gather(ids, staged.values.numpy(), staged.packed[-1].numpy(), wait=wait):
             return None
         self._staging.upload(staged)
         return staged
@@ -209,9 +204,8 @@ class Transfer:
                 stale |= np.isin(prefetch.ids, put.ascending_ids)
         if stale.any():
             fresh = self._staging.rows(int(stale.sum()))
-            self._rows.gather(prefetch.ids[stale], fresh.values.numpy(), fresh.visits.numpy())
-            staged.values.numpy()[:, stale] = fresh.values.numpy()
-            staged.visits.numpy()[stale] = fresh.visits.numpy()
+            self._rows.gather(prefetch.ids[stale], fresh.values.numpy(), fresh.packed[-1].numpy())
+            staged.packed.numpy()[:, stale] = fresh.packed.numpy()
             self._staging.upload(staged)
 
     def _scatter(self, ids: Int64s, values: torch.Tensor, copied: torch.cuda.Event | None, step: int) -> None:

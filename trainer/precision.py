@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..storage.files import user_cache
 from .config import TrainConfig
-from .objectives.pairs import set_until
+from .objectives.pairs import compile_for_each_shape, rounded, set_until
 from .optim import Optimizer
 
 DTYPES = {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,10 +31,17 @@ def resolve_speed(config: TrainConfig, device: torch.device) -> dict[str, Any]:
 def compiler_fault(device: torch.device) -> str:
     """Return why torch cannot compile for a device, empty if it can; the first time takes some seconds."""
     try:
-        torch.compile(lambda values: values + 1)(torch.zeros(1, device=device))
+        keep_compiled_code_at_home()
+        compile_for_each_shape(rounded)(torch.zeros(1, 1, device=device))
     except Exception as error:  # noqa: BLE001 (torch's, Triton's and a C compiler's have no base)
-        return f"torch cannot compile for {device} ({str(error).partition(chr(10))[0]})"
+        why = str(getattr(error, "inner_exception", error))  # torch's own text begins with a line that says nothing
+        return f"torch cannot compile for {device} ({why.partition(chr(10))[0]})"
     return ""
+
+
+def keep_compiled_code_at_home() -> None:
+    """Have torch keep what it compiles, and later unpickles and runs, where no other user can make its folder first."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(user_cache() / "torch"))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from thermopile.trainer.objectives import pairs
+from thermopile.trainer.precision import compiler_fault
 
 from ..harness import timed
 from ..objective import OURS, PRODUCTS, Sizes, contender
@@ -52,19 +53,23 @@ def measure(found: Findings) -> None:
                       {"batch": f"{batch:,}", "budget": _power(budget), **cells})  # fmt: skip
             if possible := [each for each in (*of_pieces, best.get(batch)) if each]:
                 best[batch] = min(possible, key=lambda each: each.ms)
+    if fault := compiler_fault(torch.device(found.device)):
+        found.note(f"Nothing was compiled: {fault}.")
     for batch, fastest in best.items():
         exact = Sizes("", dim=dim, device=found.device, budget=fastest.budget)
         tf32 = replace(exact, precision="tf32")
         fast = _timed(contender(OURS, tf32, batch), 5, found.device, fastest.budget, fastest.piece)
+        torch.compiler.reset()  # of one function, torch compiles no more than eight shapes
         step = contender(OURS, replace(tf32, compile=True), batch)
-        first = timed(step) if fast else 0.0
-        compiled = _timed(step, 5, found.device, fastest.budget, fastest.piece) if fast else None
+        can_run, why = fast and not fault, "–" if fault else "out of memory"
+        first = timed(step) if can_run else 0.0
+        compiled = _timed(step, 5, found.device, fastest.budget, fastest.piece) if can_run else None
         ms, in_tf32 = (1e3 * seconds_of(contender(PRODUCTS, of, batch), 5, found.device) for of in (exact, tf32))
         found.row(f"The fastest of each batch size; the default piece is {_power(pairs.PIECE[found.device])}",
                   {"batch": f"{batch:,}", "budget": _power(fastest.budget), "piece": _power(fastest.piece),
                    "step": fastest.words, "three bare products": f"{ms:.2f} ms",
                    "step in TF32": fast.words if fast else "out of memory",
-                   "compiled": f"{compiled.words}, the first {first:.1f} s" if compiled else "out of memory",
+                   "compiled": f"{compiled.words}, the first {first:.1f} s" if compiled else why,
                    "three bare products in TF32": f"{in_tf32:.2f} ms"})  # fmt: skip
         if compiled and batch == BATCHES[-1]:
             ratio = compiled.ms / in_tf32

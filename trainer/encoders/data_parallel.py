@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..config import TrainConfig
 from ..errors import ConfigError
 from ..metrics.step_clock import StepClock
+from ..precision import keep_compiled_code_at_home
 from ..world import World
 from . import Encoders
 from .own_backbone import OwnBackbone
@@ -37,6 +38,7 @@ def encoders_of_a_step(
         refuse_unused_weights(encoders)
         synchronise_batch_norms(encoders)
     if config.compile:
+        keep_compiled_code_at_home()
         if on_gpu:
             refuse_compiler()
             # torch 2.11's compiler says so of a softmax whose reduction it splits; nothing is wrong.
@@ -72,13 +74,9 @@ def refuse_compiler() -> None:
     """Raise ConfigError if torch's compiler cannot compile for a GPU while `fp32_precision` is set."""
     from torch._inductor import config as inductor
 
-    if torch.torch_version.TorchVersion(torch.__version__) < "2.11":
-        raise ConfigError(f"compile on a GPU needs torch 2.11 or newer, and this is {torch.__version__}; leave it out")
     if inductor.max_autotune or inductor.max_autotune_gemm:
-        raise ConfigError(
-            "compile: torch's autotuning asks for TF32 by its old name and raises; unset "
-            "TORCHINDUCTOR_MAX_AUTOTUNE and TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"
-        )
+        names = "TORCHINDUCTOR_MAX_AUTOTUNE and TORCHINDUCTOR_MAX_AUTOTUNE_GEMM"
+        raise ConfigError(f"compile: torch's autotuning asks for TF32 by its old name and raises; unset {names}")
 
 
 def batch_norm_advice(encoders: nn.Module, device: torch.device, world: World, pieces: int) -> list[str]:

@@ -126,10 +126,9 @@ class Pairs:
             if start in self._kept:
                 yield rows, self._kept[start]
                 continue
-            height, width = rows.stop - rows.start, self._chunk.shape[1]
-            similarities = self._chunk[:height]
+            similarities = self._chunk[: rows.stop - rows.start]
             if self._keep:
-                self._kept[start] = similarities = self._chunk.new_empty((height, width))
+                self._kept[start] = similarities = self._chunk.new_empty((rows.stop - rows.start, self._chunk.shape[1]))
             self.fill(similarities, rows, block)
             self.fill_own(similarities, rows, block, EXCLUDED)
             yield rows, similarities
@@ -175,7 +174,7 @@ class Pairs:
 
     def fused(self, operations: Callable[..., Any]) -> Callable[..., Any]:
         """Return elementwise operations on tensors, compiled if these are to be."""
-        return _compiled(operations) if self.compiled else operations
+        return compile_for_each_shape(operations) if self.compiled else operations
 
     def weights(self, block: Block, weigh: Callable[[Tensor, slice, Block], None]) -> Iterator[tuple[slice, Tensor]]:
         """Yield chunks of the block as `visit`, overwritten by `weigh`; a later visit computes similarities again."""
@@ -279,8 +278,10 @@ class Directed(Pairs):
 
 
 @cache
-def _compiled(operations: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(operations)
+def compile_for_each_shape(operations: Callable[..., Any]) -> Callable[..., Any]:
+    # Code for many shapes is slower, and its bits depend on the first of them. And to time variants of pointwise code,
+    # torch would copy what that overwrites, which may be gigabytes, to pinned memory, and keep that memory.
+    return torch.compile(operations, dynamic=False, options={"triton.autotune_pointwise": False})
 
 
 def rounded(values: Tensor) -> Tensor:

@@ -316,7 +316,8 @@ def objective_settings(config: TrainConfig) -> Settings:
     with refusing("", ValueError):
         known = objective_class(objective.name).settings_of_mode.get(objective.mode)
         width = {"width": config.model.dim} if known and "width" in known.model_fields else {}
-        return checked_settings(objective.name, objective.mode, width | objective.settings)
+        plain = {"compile": False} if config.data.without else {}  # batches of many sizes, each compiled for seconds
+        return checked_settings(objective.name, objective.mode, width | objective.settings | plain)
 
 
 def open_loader(

@@ -95,11 +95,10 @@ class Run(SampleRows):
         self.device = build.device_named(config.device)
         _, objective, self.order = parts or build.parts_of(config, self.dataset, world)
         self.objective = objective.to(self.device)
-        if objective.settings.compile is True and (fault := compiler_fault(self.device)):
-            cure = "install what it lacks, or set objective.compile = false, on resume with --allow-change"
-            raise ConfigError(f"objective.compile: {fault}; {cure} objective.compile")
-        torch.manual_seed(config.seed)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
+            if objective.settings.compile is True and (fault := compiler_fault(self.device)):
+                raise ConfigError(f"objective.compile: {fault}; install what it lacks, or set this to false")
+            torch.manual_seed(config.seed)
             self.encoders = self._created_encoders(pretrained=self.start is None)
         if config.data.local_views:
             self.encoders.image.backbone.check_side(config.data.local_size)
@@ -136,8 +135,7 @@ class Run(SampleRows):
 
             refuse_other_tokenizer(folder_of(text.name), self.dataset.tokenizer_path)
         given = model, self.mode, data.image_size, self.dataset.index.tokenizer
-        created = Encoders.create(*given, pretrained=pretrained, unit_norm=self.objective.unit_norm)
-        return created.to(self.device)
+        return Encoders.create(*given, pretrained=pretrained, unit_norm=self.objective.unit_norm).to(self.device)
 
     def begin(self, *, record: bool = False) -> None:
         """Take the lock, open the state, the log and the checkpoint writer, and restore the parts. Called by all ranks.

@@ -134,6 +134,3 @@ def test_autotuning_is_refused_on_a_gpu(monkeypatch):
     monkeypatch.setattr("torch._inductor.config.max_autotune", True)
     with pytest.raises(ConfigError, match="unset TORCHINDUCTOR_MAX_AUTOTUNE"):
         refuse_compiler()
-    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
-    with pytest.raises(ConfigError, match=r"needs torch 2\.11 or newer, and this is 2\.10\.1"):
-        refuse_compiler()

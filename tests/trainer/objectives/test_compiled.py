@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from thermopile.trainer.objectives import pairs as pairs_module
 
@@ -24,9 +25,8 @@ def outcome(case, features, **settings):
 )
 def test_compiled_operations_differ_by_round_off(case, budget, monkeypatch):
     compiled = []
-    plain_compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda operations: compiled.append(operations) or plain_compile(operations))
-    pairs_module._compiled.cache_clear()
+    compile_one = pairs_module.compile_for_each_shape
+    monkeypatch.setattr(pairs_module, "compile_for_each_shape", lambda one: compiled.append(one) or compile_one(one))
     features = make_features(40, dtype=torch.float32)
     plain, fast = (outcome(case, features, similarity_budget=budget, compile=on) for on in (False, True))
     assert compiled
@@ -35,11 +35,20 @@ def test_compiled_operations_differ_by_round_off(case, budget, monkeypatch):
 
 def test_a_compiler_does_not_undo_the_rounding_to_tf32():
     values = torch.randn(4096, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(torch.compile(pairs_module.rounded)(values.clone()), pairs_module.rounded(values.clone()))
+    rounded = pairs_module.compile_for_each_shape(pairs_module.rounded)
+    assert torch.equal(rounded(values.clone()), pairs_module.rounded(values.clone()))
+
+
+def test_each_shape_has_code_of_its_own_whichever_came_before():
+    """Otherwise a resumed run would have other code than a run that was never stopped."""
+    add_one = pairs_module.compile_for_each_shape(lambda values: values + 1)
+    counters["stats"].clear()
+    for rows in (5, 6, 7):
+        add_one(torch.zeros(rows, 3))
+    assert counters["stats"]["unique_graphs"] == 3
 
 
 def test_distances_have_operations_of_their_own_and_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda operations: pytest.fail("compiled"))
-    pairs_module._compiled.cache_clear()
+    monkeypatch.setattr(pairs_module, "compile_for_each_shape", lambda operations: pytest.fail("compiled"))
     features = [2 * side for side in make_features(20, dtype=torch.float32)]
     outcome(("simclr", "unimodal"), features, compile=True, similarity="distance")

@@ -142,7 +142,7 @@ def test_rounding_is_to_the_nearest_number_of_tf32_and_what_is_not_finite_stays(
 @pytest.mark.parametrize("tau", [0.01, 0.05, 0.5])
 @pytest.mark.parametrize("name", ["isogclr", "clip", "fastclip_v3"])
 @pytest.mark.parametrize("pairs", [256, 8192])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 def test_a_gpu_in_tf32_is_as_precise_as_the_cpu_that_stands_for_it(name, tau, pairs, compiled):
     case, features = (name, "bimodal"), trained_features(pairs)
     exact = gradients(case, features, torch.float64, device="cuda", **at(name, tau))

@@ -1,5 +1,6 @@
 """The parts of a run that the settings ask for: which loader, which recipe, whose augmentation."""
 
+import os
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import tomli_w
 import torch
 
 from thermopile.pipeline.views.recipes import RECIPES
+from thermopile.trainer import precision
 from thermopile.trainer.config import load_config, to_tree
 from thermopile.trainer.config.layers import Layers
 from thermopile.trainer.errors import ConfigError
@@ -171,31 +173,54 @@ def test_a_run_from_before_its_products_had_a_precision_keeps_float32(pairs_data
 
 
 def test_a_gpu_s_similarities_are_weighed_in_compiled_code_where_torch_can_compile(pairs_dataset, gpu, monkeypatch):
-    def compiled(**given):
-        config = settings(pairs_dataset, **given)
-        return config.objective.settings["compile"]
+    def is_compiled(**given):
+        return settings(pairs_dataset, **given).objective.settings["compile"]
 
-    assert not compiled()
+    assert not is_compiled()
     with gpu():
-        monkeypatch.setattr(torch, "compile", lambda operations: lambda values: values)
-        monkeypatch.setattr(torch, "zeros", lambda size, device: torch.ones(size))  # on the GPU that is not there
-        assert compiled(device="cuda")
-        monkeypatch.setattr(torch, "compile", no_compiler)
-        assert not compiled(device="cuda")
+        monkeypatch.setattr(precision, "compile_for_each_shape", lambda operations: lambda values: values)
+        monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(shape))  # on the GPU that is not there
+        assert is_compiled(device="cuda")
+        monkeypatch.setattr(precision, "compile_for_each_shape", no_compiler)
+        assert not is_compiled(device="cuda")
 
 
 def no_compiler(operations):
-    raise RuntimeError("Cannot find a working triton installation.\nMore information: ...")
+    """Raise an error as torch does."""
+    error = RuntimeError("backend='inductor' raised:\n...")
+    error.inner_exception = RuntimeError("Cannot find a working triton installation.\nMore information: ...")
+    raise error
+
+
+def compiled(dataset):
+    """A run's settings with an objective that is compiled."""
+    config = settings(dataset)
+    return config.model_copy(update={"objective": config.objective.model_copy(update={"compile": True})})
+
+
+def test_an_objective_whose_batches_differ_in_size_is_not_compiled(pairs_dataset):
+    config = compiled(pairs_dataset)
+    with_holes = config.model_copy(update={"data": config.data.model_copy(update={"without": "/gone.parquet"})})
+    assert objective_of(config).settings.compile
+    assert not objective_of(with_holes).settings.compile
+
+
+def test_compiled_code_is_kept_where_no_other_user_can_plant_some(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for chosen, expected in ((None, str(tmp_path / "thermopile" / "torch")), ("/mine", "/mine")):
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        if chosen:
+            monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", chosen)
+        precision.keep_compiled_code_at_home()
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == expected
 
 
 def test_a_run_whose_code_was_compiled_is_told_what_to_do_where_torch_cannot(pairs_dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch, "compile", no_compiler)
-    config = settings(pairs_dataset)
-    config = config.model_copy(update={"objective": config.objective.model_copy(update={"compile": True})})
+    monkeypatch.setattr(precision, "compile_for_each_shape", no_compiler)
     with pytest.raises(
         ConfigError, match=r"^objective.compile: .* \(Cannot find a working triton installation.\); ins"
     ):
-        Trainer.open(config, RunDirectory(tmp_path / "run"))
+        Trainer.open(compiled(pairs_dataset), RunDirectory(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

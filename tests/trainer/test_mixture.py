@@ -138,7 +138,7 @@ def test_a_run_goes_on_with_the_same_parts_only(whole, parts, tmp_path):
         return cli("train", *data, "--out", tmp_path / "run", "--resume")
 
     assert resume().exit_code == resume(a, b, c).exit_code == 0
-    assert_one_line(resume(b, a, c), 2, "dataset fingerprint")
+    assert_one_line(resume(b, a, c), 2, "is not the dataset of", "pass that one's parts, in their order, with --data")
     assert_one_line(resume(a, b), 2, "3 shares for 2 parts")
     alone = ("train", "--config", tmp_path / "run" / "config.toml", "--data", a, "--print-config")
     assert {"parts", "shares"}.isdisjoint(tomllib.loads(succeed(*alone).stdout)["data"])

@@ -72,7 +72,8 @@ def open_own(
         why = str(error).removesuffix(".")
         raise DatasetError(f"{why}. If the run's dataset was moved, pass its new path with {cure}.") from error
     if same and known and _fingerprints(dataset) != known.fingerprints:
-        raise ConfigError(f"{dataset.place} is not the dataset of {run.path}; pass that one's place with {cure}")
+        it = "place" if len(known.fingerprints) == 1 else "parts, in their order,"
+        raise ConfigError(f"{dataset.place} is not the dataset of {run.path}; pass that one's {it} with {cure}")
     return dataset
 
 

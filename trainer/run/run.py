@@ -97,7 +97,8 @@ class Run(SampleRows):
         self.objective = objective.to(self.device)
         with agreement(world.slow_group, ConfigError):  # published weights may be fetched
             if objective.settings.compile is True and (fault := compiler_fault(self.device)):
-                raise ConfigError(f"objective.compile: {fault}; install what it lacks, or set this to false")
+                cure = "set this to false, on resume with --allow-change objective.compile"
+                raise ConfigError(f"objective.compile: {fault}; install what it lacks, or {cure}")
             torch.manual_seed(config.seed)
             self.encoders = self._created_encoders(pretrained=self.start is None)
         if config.data.local_views:

@@ -235,6 +235,8 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         for advice in trainer.advice() if world.is_first else ():
             _log.warning("%s", advice)
         say(_in_words(run))
+        if run.config.compile or run.objective.settings.compile is True:
+            say("the first step compiles: the objective in seconds, encoders in minutes; torch keeps the code")
         with (
             progress_bar("scoring" if is_frozen else "training", run.total_steps, hidden=not world.is_first) as bar,
             StopRequest(_acknowledge) as stop,

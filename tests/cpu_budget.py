@@ -28,10 +28,7 @@ SECONDS = 850
 """What `make test` may take besides lint, where the loop takes LOOP_SECONDS. One such machine took 610 to 735."""
 LOOPS, LOOP_SECONDS, EVERY_SECONDS = 200_000, 0.015, 5
 SECONDS_A_FILE = 25
-DEARER_FILES: dict[str, tuple[int, str]] = {
-    "tools/inspection/features/test_confirmation.py": (40, "reads pictures first: compiles loops that have no cache"),
-}
-"""Files that may take more seconds, and why; at most ten."""
+KERNELS = "kernels, compiled once on a machine"
 SHOWN = 20
 ORPHANS_SECONDS = 5
 LIMITS = "CPU_BUDGET_A_FILE"
@@ -124,16 +121,41 @@ class Spent:
     def __init__(self, slowness: "Slowness | None") -> None:
         self.slowness = slowness
         self.by_cause: Counter[str] = Counter()
-        self._cause, self._before = "imports and collection", 0.0
+        self.cause, self._before = "imports and collection", 0.0
 
     def begin(self, cause: str) -> str:
         """Charge what comes next to this cause; return the one before it."""
-        if cause != self._cause:
+        if cause != self.cause:
             now = tree_seconds()
-            self.by_cause[self._cause] += max(0, now - self._before)
+            self.by_cause[self.cause] += max(0, now - self._before)
             self._before = now
-        before, self._cause = self._cause, cause
+        before, self.cause = self.cause, cause
         return before
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Charge compiled kernels to no file: on a clean machine, the first that needs one would pay for all."""
+        if session.config.getoption("numprocesses", None) and not hasattr(session.config, "workerinput"):
+            return
+        from numba.core import event
+
+        spent = self
+
+        class Compiling(event.Listener):
+            """In any thread, as loaders compile in their own; one compilation may be within another."""
+
+            depth, outside = 0, ""
+
+            def on_start(self, event: object) -> None:
+                if not self.depth:
+                    self.outside = spent.begin(KERNELS)
+                self.depth += 1
+
+            def on_end(self, event: object) -> None:
+                self.depth -= 1
+                if not self.depth and spent.cause == KERNELS:
+                    spent.begin(self.outside)
+
+        event.register("numba:compile", Compiling())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item):
@@ -158,9 +180,8 @@ class Spent:
             session.config.workeroutput["cpu_seconds"] = dict(self.by_cause)
             return
         limit, slowness = float(os.environ[LIMITS]), self.slowness.mean if self.slowness else 1.0
-        allowed = {file: max(limit, seconds) for file, (seconds, _) in DEARER_FILES.items()}
         files = {cause: spent / slowness for cause, spent in self.by_cause.items() if cause.endswith(".py")}
-        self.too_dear = [file for file, spent in files.items() if spent > allowed.get(file, limit)]
+        self.too_dear = [file for file, spent in files.items() if spent > limit]
         if self.too_dear and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -78,7 +78,7 @@ def test_a_run_begun_on_one_form_is_refused_on_the_other(of_tars, placed, tmp_pa
     words = ("--out", tmp_path / "run", *sets("batch_size=100", "epochs=2", "data.image_size=16", "model.dim=16"))
     succeed("train", "--data", placed, *words, "--steps", 3)
     done = cli("train", "--data", of_tars[1].path, *words, "--resume", "--steps", 4, "--allow-change", "steps")
-    assert_one_line(done, 2, "dataset fingerprint", "Pass the dataset")
+    assert_one_line(done, 2, f"{of_tars[1].path} is not the dataset of {tmp_path / 'run'}", "--data")
 
 
 def test_the_command_line_says_where_the_pictures_are_and_takes_another_root(of_tars, placed, tmp_path):

@@ -12,8 +12,8 @@ Example:
 
 from __future__ import annotations
 
-import json
 import shutil
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -25,7 +25,7 @@ from thermopile.pipeline.opening import Dataset
 from .glyph_runs import recall, thermopile, trained
 from .kinds import BATCH, DATA, Run, planted_data
 from .markdown import table
-from .reproduction.running import commit
+from .reproduction.running import by_seed
 
 LINES = Path(__file__).with_suffix(".jsonl")
 SHARE, KEPT = 0.01, 0.9
@@ -36,24 +36,18 @@ SHARE, KEPT = 0.01, 0.9
 @click.argument("kinds", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--seeds", default=8, show_default=True)
 def main(kinds: Path, seeds: int) -> None:
-    lines = [json.loads(line) for line in LINES.read_text("utf-8").splitlines()] if LINES.exists() else []
-    found: dict[int, dict[str, float]] = {line["seed"]: line["recall"] for line in lines}
-    for seed in range(seeds):
-        if seed not in found:
-            found[seed] = recalls(kinds.absolute(), seed)
-            with LINES.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"seed": seed, "commit": commit(), "recall": found[seed]}) + "\n")
+    found = [line["recall"] for line in by_seed(LINES, seeds, partial(recalls, kinds.absolute()))]
     rows = []
     for name in ("planted", "fork"):
-        cost = [recall["plain"] - recall[name] for recall in found.values()]
+        cost = [recall["plain"] - recall[name] for recall in found]
         upper = fmean(cost) + t.ppf(0.95, len(cost) - 1) * sem(cost)
-        means = (fmean(recall[each] for recall in found.values()) for each in ("plain", name))
+        means = (fmean(recall[each] for recall in found) for each in ("plain", name))
         rows.append((name, str(len(cost)), *(f"{mean:.2f}" for mean in means), f"{fmean(cost):+.2f} ± {sem(cost):.2f}",
                      f"{upper:+.2f}"))  # fmt: skip
     click.echo(table(("run", "seeds", "R@1 of plain runs", "R@1", "cost", "its upper bound, 95 %"), rows))
 
 
-def recalls(kinds: Path, seed: int) -> dict[str, float]:
+def recalls(kinds: Path, seed: int) -> dict[str, dict[str, float]]:
     """R@1 in percent of the three runs of a seed, which are removed."""
     of, out = DATA["icons-40000"], kinds / "runs"
     data = planted_data(kinds, Run("icons-40000", "plain", 0))
@@ -68,7 +62,7 @@ def recalls(kinds: Path, seed: int) -> dict[str, float]:
     found = {name: recall(run, data) for name, run in (("plain", plain), ("planted", planted), ("fork", fork))}
     for run in (plain, planted, fork):
         shutil.rmtree(run)
-    return found
+    return {"recall": found}
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ Example:
 
 from __future__ import annotations
 
-import json
 import shutil
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +30,7 @@ from thermopile.pipeline.opening import Dataset
 from .glyph_runs import recall, thermopile, trained
 from .kinds import BATCH, DATA, Run, planted_data
 from .markdown import table
-from .reproduction.running import commit
+from .reproduction.running import by_seed
 
 LINES = Path(__file__).with_suffix(".jsonl")
 MISFITS, HALF = 0.01, 0.5
@@ -41,11 +41,7 @@ MISFITS, HALF = 0.01, 0.5
 @click.argument("kinds", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--seeds", default=3, show_default=True)
 def main(kinds: Path, seeds: int) -> None:
-    found = [json.loads(line) for line in LINES.read_text("utf-8").splitlines()] if LINES.exists() else []
-    for seed in range(len(found), seeds):
-        found.append({"seed": seed, "commit": commit(), **forks(kinds.absolute(), seed)})
-        with LINES.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found[-1]) + "\n")
+    found = by_seed(LINES, seeds, partial(forks, kinds.absolute()))
     rows = []
     for name in found[0]["without"]:
         gains = [of["without"][name]["recall"] - of["recall"] for of in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import multiprocessing
 import os
 import subprocess
@@ -159,6 +160,16 @@ def commit() -> str:
     git = ["git", "-C", str(Path(thermopile.__file__).parent), "describe", "--always", "--abbrev=40", "--dirty=+"]
     found = subprocess.run([*git, "--exclude=*"], capture_output=True, text=True, check=False)
     return found.stdout.strip() or __version__
+
+
+def by_seed(lines: Path, seeds: int, make: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what `make` finds for each seed from 0, a line of JSON each; what has a line is not made again."""
+    found = [json.loads(line) for line in lines.read_text("utf-8").splitlines()] if lines.exists() else []
+    for seed in range(len(found), seeds):
+        found.append({"seed": seed, "commit": commit(), **make(seed)})
+        with lines.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found[-1]) + "\n")
+    return found
 
 
 def _scored(scorer: Scorer) -> tuple[Right, dict[str, dict[str, float]]]:

@@ -271,24 +271,13 @@ def score_encoders(
             return None
         return text_features(encoders.text, tokenizer, of, device, partial(on_progress, what), world)
 
-    captions, lacking = all_captions(result.test), result.not_classified
-    if not lacking and len(np.unique(result.classes.train[result.neighbours])) < 2:
-        lacking = "fewer than two classes are not forgotten"
-        result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
-    if lacking and (encoders.text is None or not (captions or result.named.names)):
-        why = "the run has no text encoder" if encoders.text is None else "it has no captions"
-        raise ConfigError(f"{result.test.place} gives nothing to score: {lacking}, and {why}; choose other datasets")
+    captions = all_captions(result.test)
+    is_classified = _has_classes(result, captions, encoders)
     test_images = pictures(result.test, "test pictures")
-    train_images = None if lacking else pictures(result.train, "training pictures", result.neighbours)
+    train_images = pictures(result.train, "training pictures", result.neighbours) if is_classified else None
     caption_texts = texts(sorted({text for _, text in captions}), "captions")
     if encoders.text is not None and names is None:
-        own = result.named.names
-        if wnid := next((name for name in own if re.fullmatch(r"n\d{8}", name)), None):
-            result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
-        if joined := next((name for name in own if "_" in name), None):
-            note = f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them."
-            result.notes.append(note)
-        names = [name.replace("_", " ") for name in own]
+        names = _own_names(result)
     prompt_texts = texts(prompts(names or (), templates), "prompts")
     if not world.is_first:
         return
@@ -301,6 +290,28 @@ def score_encoders(
     _retrieve(result, test_images, captions, caption_texts, on_progress)
     if prompt_texts is not None:
         _name_classes(result, test_images, templates, prompt_texts)
+
+
+def _has_classes(result: Evaluation, captions: Sequence[object], encoders: Encoders) -> bool:
+    """Whether classes can be scored; a note says why not. Raises ConfigError if nothing else can be either."""
+    lacking = result.not_classified
+    if not lacking and len(np.unique(result.classes.train[result.neighbours])) < 2:
+        lacking = "fewer than two classes are not forgotten"
+        result.notes.append("Fewer than two classes are not forgotten, so there are no k-NN and linear probe scores.")
+    if lacking and (encoders.text is None or not (captions or result.named.names)):
+        why = "the run has no text encoder" if encoders.text is None else "it has no captions"
+        raise ConfigError(f"{result.test.place} gives nothing to score: {lacking}, and {why}; choose other datasets")
+    return not lacking
+
+
+def _own_names(result: Evaluation) -> list[str]:
+    """Return the classes' own names for prompts, with blanks for underscores; notes tell of names that need a look."""
+    own = result.named.names
+    if wnid := next((name for name in own if re.fullmatch(r"n\d{8}", name)), None):
+        result.notes.append(f"Class names such as {wnid} say nothing to a text encoder; give --classnames FILE.")
+    if joined := next((name for name in own if "_" in name), None):
+        result.notes.append(f"Underscores in class names, as in {joined}, are blanks; --classnames group keeps them.")
+    return [name.replace("_", " ") for name in own]
 
 
 def tokenizer_of(run: RunDirectory) -> tuple[Tokenizer, TokenizerInfo, bytes]:

@@ -114,8 +114,10 @@ def _of_views(pairs: Pairs, sums: Sums, tau: Tensor, weight: Tensor, in_positive
 
 def _weigh(similarities: Tensor, of_rows: list[Tensor], of_columns: list[Tensor]) -> None:
     """Overwrite a piece with its weights; peak, tau · ln 2 and scale of the rows, and of the columns if they weigh."""
-    peak, tau_ln2, scale = of_columns or of_rows
-    weights_of_columns = (similarities - peak).div_(tau_ln2).exp2_().mul_(scale) if of_columns else None
+    weights_of_columns = None
+    if of_columns:
+        peak, tau_ln2, scale = of_columns
+        weights_of_columns = (similarities - peak).div_(tau_ln2).exp2_().mul_(scale)
     peak, tau_ln2, scale = of_rows
     similarities.sub_(peak).div_(tau_ln2).exp2_().mul_(scale)
     if weights_of_columns is not None:

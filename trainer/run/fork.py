@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...pipeline.opening import Dataset
+from ...state_store import history
 from ...state_store.errors import DAMAGE, SnapshotError, StateStoreError, StoreLockedError
 from ...state_store.forking import fork_state
 from ...state_store.store import writer_lock
@@ -81,6 +82,9 @@ def plan_fork(origin: RunDirectory, at: str | None, given: Layers) -> Fork:
     asked = load_config(layers.tree)
     refuse_code_of_files(code_in(asked), code_in(recorded), layers.origins, given.origins.values())
     dataset = open_own(origin, asked.data.places, asked.data.tars, same=True)
+    made_for = history.load(origin.state)[0].description.dataset_fingerprint if origin.has_state else None
+    if made_for not in (None, dataset.index.fingerprint):  # also where the run's facts of its dataset are lost
+        raise ConfigError(f"{dataset.place} is not the dataset of {origin.path}; pass that one's place with --data")
     (recorded, _), (asked, parts) = (complete(each, dataset, recorded=recorded) for each in (recorded, asked))
     changes = differences(recorded, asked)
     may_change = {"data.weights", *(["data.without"] if asked.data.without else [])}  # holes are only added

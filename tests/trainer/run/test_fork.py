@@ -408,8 +408,12 @@ def test_a_dataset_at_another_place_is_taken_and_one_that_grew_as_it_was(pairs_d
 
 @pytest.mark.wide
 def test_another_dataset_is_refused(whole, images_dataset, noise_dataset, tmp_path):
-    done = cli("fork", at(whole, 12), "--out", tmp_path / "fork", "--data", noise_dataset.path)
-    assert_one_line(done, 2, f"{noise_dataset.place} is not the dataset of {whole.path}")
+    """By the state, too, should the run's facts of its dataset be lost."""
+    bare = RunDirectory(shutil.copytree(whole.path, tmp_path / "bare"))
+    bare.trained_on.unlink()
+    for run in (whole, bare):
+        done = cli("fork", at(run, 12), "--out", tmp_path / "fork", "--data", noise_dataset.path)
+        assert_one_line(done, 2, f"{noise_dataset.place} is not the dataset of {run.path}")
 
 
 def test_code_that_only_the_run_names_is_not_imported(whole, tmp_path):

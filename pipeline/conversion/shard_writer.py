@@ -190,7 +190,7 @@ def _flushed_meanwhile(file: Path) -> Iterator[None]:
 
 
 def _write_and_verify(beton: Path, row_records: Path, records: NDArray[np.void], writer: Writer) -> None:
-    """Write the row records and read every row back by them: FFCV does not notice a full disk.
+    """Write the row records and read every row back by them: a failing disk may keep other bytes unnoticed.
 
     Raises DatasetError if the files do not hold the rows.
     """

@@ -7,8 +7,8 @@ from functools import reduce
 from tempfile import TemporaryFile
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Uint64s
 from ...storage.place import Place
 from ..dataset.index import SHARD_FOLDER, Content, DatasetIndex
 from ..errors import DatasetError
@@ -86,10 +86,10 @@ def _first(row_records: Sequence[Place], word: int, wanted: np.uint64) -> int:
     raise DatasetError(f"the .rows files beside {row_records[0]} changed while they were read")
 
 
-def _checksums(row_records: Sequence[Place], word: int) -> Iterator[NDArray[np.uint64]]:
+def _checksums(row_records: Sequence[Place], word: int) -> Iterator[Uint64s]:
     """Yield the checksums of each file, a few of which are read at a time."""
 
-    def read(place: Place) -> NDArray[np.uint64]:
+    def read(place: Place) -> Uint64s:
         data = place.read_bytes()
         return np.frombuffer(data[: len(data) // 64 * 64], "<u8").reshape(-1, 8)[1:, word].copy()
 

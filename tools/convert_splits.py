@@ -254,5 +254,5 @@ def say_shared(train: Split, test: Split) -> None:
     words = {"the picture": JPEG} | ({"the captions": TOKENS} if indices[0].tokenizer else {})
     counts = {what: shared(of_test, of_train, word) for what, word in words.items()}
     if any(counts.values()):
-        said = " and ".join(f"{count:,} have {what}" for what, count in counts.items() if count)
-        click.echo(f"  of {samples(indices[1].n)} in {test.shown.name}, {said} of a training sample")
+        said = (f"{count:,} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count)
+        click.echo(f"  of {samples(indices[1].n)} in {test.shown.name}, {' and '.join(said)} of a training sample")

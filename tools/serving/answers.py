@@ -151,7 +151,7 @@ class Answers:
         """Return two augmented views side by side as a PNG, as the run makes them. Raises as picture."""
         from PIL import Image
 
-        from ..sample_sheet import shown_samples  # imports torch and ffcv
+        from ..sample_sheet import shown_samples  # imports torch
 
         dataset, config = self._dataset(), self._inspection.config
         check_ids([sample_id], dataset.n)

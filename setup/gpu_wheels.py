@@ -49,8 +49,9 @@ def lacking(there: set[str], python: str, more: Sequence[str] = ()) -> dict[str,
         if name not in there:
             if name not in found or one.extras:
                 todo += needs(metadata.requires(name), python, one.extras)
-            pinned = (each.version for each in one.specifier if each.operator == "==")
-            found[name] = next(pinned, "") or metadata.version(name)
+            pins = [each.version for each in one.specifier if each.operator == "=="]
+            if pins or name not in found:
+                found[name] = pins[0] if pins else metadata.version(name)
     return found
 
 

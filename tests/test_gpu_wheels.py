@@ -63,3 +63,8 @@ def test_dali_comes_with_its_decoders_if_it_is_named(script):
     lacking = script.lacking({"torch", "numpy"}, "3.12", ["nvidia-dali-cuda130", "webdataset==0.2.86"])
     assert {"nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "nvidia-libnvcomp-cu13", "nvidia-nvjpeg"} <= lacking.keys()
     assert lacking["webdataset"] == "0.2.86"
+
+
+def test_a_pinned_version_comes_whatever_else_needs_the_package(script):
+    for more in (["hypothesis", "sortedcontainers==2.1.0"], ["sortedcontainers==2.1.0", "hypothesis"]):
+        assert script.lacking(set(), "3.12", more)["sortedcontainers"] == "2.1.0"

@@ -22,6 +22,7 @@ from ..pipeline.dataset.index import TOKENIZER_FILE, DatasetIndex, ImagePolicy, 
 from ..pipeline.dataset.tokenizer import MAX_FILE_BYTES
 from ..pipeline.errors import DatasetExistsError, SourceError
 from ..pipeline.opening import Dataset, usual_image_size
+from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few
 from ..pipeline.sources import Source
 from ..pipeline.sources.csv_source import CsvSource
 from ..pipeline.sources.dataset_source import DatasetSource
@@ -162,8 +163,6 @@ def run(kind: Kind, src: Any, own: dict[str, Any], out: Place, asked: ConvertOpt
 
 def _next_steps(out: Place, preset: str, of_model: tuple[str, Path]) -> str:
     """Return the commands that suit a dataset. preset: the one that was made for it, if any."""
-    from ..pipeline.order.order import MIN_ROWS_PER_STEP, too_few  # late, because it imports numba
-
     index = read_index(out)
     if index.n < MIN_ROWS_PER_STEP:
         return f"{out} has {too_few(index.n)}"

@@ -97,7 +97,7 @@ def check(context: click.Context, dataset: Place, tars: Place | None, workers: i
     the captions. Ids must be dense, and no source sample may occur twice.
     """
     samples = read_index(dataset).n
-    from ..pipeline.conversion.check import check_dataset  # late, because it imports torch
+    from ..pipeline.conversion.check import check_dataset  # late, because it imports numba
     from .convert_splits import samples as samples_in_words
 
     with progress_bar(f"checking {dataset.name}", samples) as bar:

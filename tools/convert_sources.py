@@ -189,7 +189,7 @@ KINDS = (
             _part("caption", "title", "Column with the caption; empty for images only."),
             _part("group", None, "Column with the class, if any."),
             click.Option(
-                ["--separator"], help="Column separator. Default: a tab for .tsv or if the header has one, or a comma."
+                ["--separator"], help="Column separator. Default: a tab for .tsv or a header with a tab, else a comma."
             ),
             click.Option(
                 ["--quoting"],

@@ -251,8 +251,8 @@ def say_shared(train: Split, test: Split) -> None:
     """Print how many samples of a test set have exactly the picture or the captions of a training sample."""
     indices = [read_index(split.out) for split in (train, test)]
     of_train, of_test = (row_records_of(*each) for each in zip((train.out, test.out), indices, strict=True))
-    words = {"the picture": JPEG} | ({"the captions": TOKENS} if indices[0].tokenizer else {})
-    counts = {what: shared(of_test, of_train, word) for what, word in words.items()}
+    fields = {"the picture": JPEG} | ({"the captions": TOKENS} if indices[0].tokenizer else {})
+    counts = {what: shared(of_test, of_train, field) for what, field in fields.items()}
     if any(counts.values()):
-        said = " and ".join(f"{count:,} have {what}" for what, count in counts.items() if count)
-        click.echo(f"  of {samples(indices[1].n)} in {test.shown.name}, {said} of a training sample")
+        said = (f"{count:,} {'has' if count == 1 else 'have'} {what}" for what, count in counts.items() if count)
+        click.echo(f"  of {samples(indices[1].n)} in {test.shown.name}, {' and '.join(said)} of a training sample")

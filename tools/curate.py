@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from .curation import Curation
 
 ALL_MISFITS = 1 << 62
-RULES = {"listed": ("tags", "drop"), "misfit": ("misfits", "precision"), "duplicate": ("per_cluster",)}
-RULES["class_full"] = ("per_class",)
+RULES = {
+    "listed": ("tags", "drop"),
+    "misfit": ("misfits", "precision"),
+    "duplicate": ("per_cluster",),
+    "class_full": ("per_class",),
+}
 """Reason -> the options that drop samples for it."""
 
 

@@ -98,7 +98,6 @@ def _cell(of: dict[str, float] | None) -> str:
 
 def _taus(a: Place, b: Place, at: str, data: Places | None, room: int) -> tuple[Drift | None, Markup, list[str]]:
     """Return how far tau is apart, sheets of the samples where it is furthest, pictures in `room` bytes, and notes."""
-
     from .inspection.findings import read_again
     from .inspection.temperatures.drift import drift
     from .inspection.temperatures.samples import read_samples

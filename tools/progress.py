@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from rich import filesize
 from rich.console import Console, RenderableType
@@ -69,11 +70,9 @@ def _left(task: Task) -> str:
 def progress_bar(title: str, total: int, *, hidden: bool = False) -> Iterator[ProgressBar]:
     """Show a bar on stderr while the block runs, unless hidden; without a terminal, lines."""
     console = Console(stderr=True, soft_wrap=True, quiet=hidden)
-    title_and_bar = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn()
-    columns, is_log = (*title_and_bar, TimeElapsedColumn(), _Left()), not console.is_terminal
-    with _BarAboveWords(
-        *columns, console=console, speed_estimate_period=RECENT, get_time=time.monotonic, disable=is_log
-    ) as bar:
+    columns = TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn()
+    speed: dict[str, Any] = {"speed_estimate_period": RECENT, "get_time": time.monotonic}
+    with _BarAboveWords(*columns, _Left(), console=console, disable=not console.is_terminal, **speed) as bar:
         yield ProgressBar(bar, title, total)
 
 

@@ -235,8 +235,10 @@ def _train(plan: Start, directory: RunDirectory, world: World, on_report: OnRepo
         for advice in trainer.advice() if world.is_first else ():
             _log.warning("%s", advice)
         say(_in_words(run))
-        if run.config.compile or run.objective.settings.compile is True:
-            say("the first step compiles: the objective in seconds, encoders in minutes; torch keeps the code")
+        compiled = ["the objective, in seconds"] * (run.objective.settings.compile is True)
+        compiled += ["the encoders, in minutes"] * run.config.compile
+        if compiled:
+            say(f"the first step compiles {' and '.join(compiled)}; torch keeps the code")
         with (
             progress_bar("scoring" if is_frozen else "training", run.total_steps, hidden=not world.is_first) as bar,
             StopRequest(_acknowledge) as stop,
@@ -348,7 +350,7 @@ def _in_words(run: Run) -> str:
     speed, epochs = "", -(-run.total_steps // run.order.steps_per_epoch)
     if run.device.type == "cuda":
         cure = "--set compile=true takes minutes once, then steps are faster"
-        slow = "" if run.config.compile else f", not compiled ({cure})"
+        slow = "" if run.config.compile else f", encoders not compiled ({cure})"
         speed = f" in {run.config.precision}{slow}"
     kind = "pairs" if run.mode == "bimodal" else "pictures"
     weighted = ", with weights" * bool(data.weights) + ", without those of data.without" * bool(data.without)

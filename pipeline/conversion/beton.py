@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Int32s, Records
 from ..dataset.raw_bytes import writable
 from ..dataset.row_records import IN_BETON, PAGE_BYTES, RECORD
 from ..dataset.stored_sample import checksum
@@ -34,7 +34,7 @@ class BetonRow(NamedTuple):
     jpeg: bytes
     height: int
     width: int
-    tokens: NDArray[np.int32] | None
+    tokens: Int32s | None
     """int32 [captions, L], or None in a dataset without captions."""
     source_index: int
     """The sample's index in the source listing, which traces pixels back to their origin."""
@@ -44,7 +44,7 @@ class BetonRow(NamedTuple):
 
 def write_beton(
     path: Path, rows: Iterable[BetonRow], *, max_rows: int, context_length: int | None, in_place: bool = False
-) -> NDArray[np.void]:
+) -> Records:
     """Write a shard of 1 to `max_rows` rows, none larger than a page, and return their RECORD [rows], not sealed.
 
     context_length: the length L of every caption's tokens; None omits the tokens field. in_place: pictures may stay in
@@ -72,9 +72,11 @@ def write_beton(
                 pieces.append((number, end, len(part)))
                 end += file.write(part)
             tokens_at = at + len(jpeg) if tokens.size else 0
-            values = ((_JPEG, row.width, row.height, at), tokens_at, row.source_index)
-            metadata[number] = values if tokens.size else values[::2]
-            jpeg_at = at | int(IN_BETON) * in_place if row.tar_at is None else row.tar_at
+            image = _JPEG, row.width, row.height, at
+            values = {"image": image, "tokens": tokens_at, "source_index": row.source_index}
+            metadata[number] = tuple(values[name] for name in names)
+            stored_at = at | int(IN_BETON) if in_place else at
+            jpeg_at = stored_at if row.tar_at is None else row.tar_at
             sums = checksum(writable(row.jpeg)), checksum(tokens.reshape(-1).view(np.uint8)) if tokens.size else 0
             record = records[number]
             record["jpeg_at"], record["jpeg_bytes"], record["jpeg_checksum"] = jpeg_at, len(row.jpeg), sums[0]

@@ -7,9 +7,9 @@ from functools import partial
 from typing import NamedTuple, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ...storage.arrays import Int64s, Records
 from ...storage.files import sha256_of
 from ...storage.place import AnyPlace, Place
 from ..cores import cores
@@ -37,7 +37,7 @@ class _Opened(NamedTuple):
     first_id: int
     name: str
     shard: Shard
-    records: NDArray[np.void]
+    records: Records
     """RECORD of every row."""
     captions: list[list[str]] | None
     """The captions of every row; None if the table is unusable."""
@@ -111,9 +111,7 @@ def _check_digests(dataset: Dataset, number: int) -> Iterator[Finding]:
             yield Finding("file", name, str(error))
 
 
-def _check_table(
-    dataset: Dataset, number: int, records: NDArray[np.void]
-) -> tuple[list[list[str]] | None, list[Finding]]:
+def _check_table(dataset: Dataset, number: int, records: Records) -> tuple[list[list[str]] | None, list[Finding]]:
     """Return a shard's captions, and the mismatches between its samples table and its rows."""
     name = dataset.index.shard_name(number, "parquet")
     expected = {PLACE_IN_SHARD: np.arange(len(records)), "width": records["width"], "height": records["height"]}
@@ -132,7 +130,7 @@ def _check_table(
     return captions, findings
 
 
-def _check_source_index(name: str, source_index: NDArray[np.int64], seen: NDArray[np.int64]) -> Iterator[Finding]:
+def _check_source_index(name: str, source_index: Int64s, seen: Int64s) -> Iterator[Finding]:
     indices, rows = np.unique(source_index, return_index=True)
     if len(indices) < len(source_index):
         yield Finding("source index", name, f"{len(source_index) - len(indices):,} rows repeat another row's index")

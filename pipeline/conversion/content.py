@@ -7,18 +7,18 @@ from functools import reduce
 from tempfile import TemporaryFile
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...storage.arrays import Uint64s
 from ...storage.place import Place
 from ..dataset.index import SHARD_FOLDER, Content, DatasetIndex
+from ..dataset.row_records import RECORD
 from ..errors import DatasetError
 
 FILES_AT_ONCE = 16
 SORTED_AT_ONCE = 10_000_000
 """Above this number of samples, checksums are distributed over files in TMPDIR by their highest bits, and sorted file
 by file."""
-JPEG, TOKENS = 5, 6
-"""Words of 64 bits in row_records.RECORD, whose module takes a second to import: checksums of JPEG and tokens."""
+JPEG, TOKENS = "jpeg_checksum", "tokens_checksum"
 
 
 def row_records_of(place: Place, index: DatasetIndex) -> list[Place]:
@@ -44,20 +44,20 @@ def content_of(row_records: Sequence[Place], samples: int, *, pairs: bool, blank
     )
 
 
-def shared(row_records: Sequence[Place], others: Sequence[Place], word: int) -> int:
+def shared(row_records: Sequence[Place], others: Sequence[Place], field: str) -> int:
     """Return how many samples have a checksum that samples in other .rows files have, too. Raises OSError."""
-    own = np.concatenate([*_checksums(row_records, word)])
-    return int(reduce(np.logical_or, (np.isin(own, other) for other in _checksums(others, word))).sum())
+    own = np.concatenate([*_checksums(row_records, field)])
+    return int(reduce(np.logical_or, (np.isin(own, other) for other in _checksums(others, field))).sum())
 
 
-def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int, int, int, np.uint64 | None]:
+def _repeats(row_records: Sequence[Place], samples: int, field: str) -> tuple[int, int, int, np.uint64 | None]:
     """Return how many samples repeat an earlier checksum, and how many checksums are repeated; then how many samples
     have the most frequent checksum, and that checksum. 0 each, and None, if none is repeated."""
     bits = max(0, (samples - 1) // SORTED_AT_ONCE).bit_length()
     found, repeats, repeated, most, most_frequent = 0, 0, 0, 0, np.uint64(0)
     with ExitStack() as open_files:
         parts = [open_files.enter_context(TemporaryFile()) for _ in range(1 << bits)]
-        for checksums in _checksums(row_records, word):  # each into the file of its highest bits
+        for checksums in _checksums(row_records, field):  # each into the file of its highest bits
             found += len(checksums)
             of_part = (checksums >> np.uint64(64 - bits)).astype(np.int64) if bits else np.zeros(len(checksums), int)
             checksums = checksums[np.argsort(of_part, kind="stable")]
@@ -77,21 +77,21 @@ def _repeats(row_records: Sequence[Place], samples: int, word: int) -> tuple[int
     return (repeats, repeated, 1 + most, most_frequent) if most else (0, 0, 0, None)
 
 
-def _first(row_records: Sequence[Place], word: int, wanted: np.uint64) -> int:
+def _first(row_records: Sequence[Place], field: str, wanted: np.uint64) -> int:
     before = 0
-    for checksums in _checksums(row_records, word):
+    for checksums in _checksums(row_records, field):
         if len(places := np.flatnonzero(checksums == wanted)):
             return before + int(places[0])
         before += len(checksums)
     raise DatasetError(f"the .rows files beside {row_records[0]} changed while they were read")
 
 
-def _checksums(row_records: Sequence[Place], word: int) -> Iterator[NDArray[np.uint64]]:
+def _checksums(row_records: Sequence[Place], field: str) -> Iterator[Uint64s]:
     """Yield the checksums of each file, a few of which are read at a time."""
 
-    def read(place: Place) -> NDArray[np.uint64]:
+    def read(place: Place) -> Uint64s:
         data = place.read_bytes()
-        return np.frombuffer(data[: len(data) // 64 * 64], "<u8").reshape(-1, 8)[1:, word].copy()
+        return np.frombuffer(data[: len(data) // RECORD.itemsize * RECORD.itemsize], RECORD)[1:][field].copy()
 
     with ThreadPoolExecutor(FILES_AT_ONCE) as threads:
         for first in range(0, len(row_records), FILES_AT_ONCE):

@@ -13,9 +13,9 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from ...storage.arrays import Uint8s
 from ...storage.kernels import kernel
 from ..dataset.index import MAX_PIXELS, ImagePolicy
 from ..dataset.jpeg import decode
@@ -161,7 +161,7 @@ def decodes(jpeg: bytes, height: int, width: int) -> bool:
 
 
 @kernel()
-def _look(pixels: NDArray[np.uint8]) -> tuple[bool, int]:
+def _look(pixels: Uint8s) -> tuple[bool, int]:
     """Return `is_blank` and `tone` of RGB pixels, uint8 [3 * height * width]; mostly by the first few."""
     is_blank, others, lighter, darker = True, len(pixels) // 100, 0, 0
     for place in range(3, len(pixels)):
@@ -177,7 +177,7 @@ def _look(pixels: NDArray[np.uint8]) -> tuple[bool, int]:
 
 
 @kernel()
-def _decodes(jpeg: NDArray[np.uint8], height: int, width: int) -> tuple[bool, tuple[bool, int]]:
+def _decodes(jpeg: Uint8s, height: int, width: int) -> tuple[bool, tuple[bool, int]]:
     """Return whether the decoder accepts the bytes, and how the picture looks."""
     pixels = np.empty(3 * height * width, np.uint8)
     # The decoder's buffer is sized by the header.

@@ -232,7 +232,7 @@ class Partial:
             try:
                 read_index(self.dataset)
             except DatasetError as error:
-                raise DatasetExistsError(f"{error}. To start over, remove {self.path}") from error
+                raise DatasetExistsError(f"remove {self.path} to start over: {error}") from error
         with suppress(FileNotFoundError):
             self._fetch_tokenizer()
         return begun

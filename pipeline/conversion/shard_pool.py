@@ -43,7 +43,7 @@ Pool = Callable[[PoolSetup, Parts, Counts, Callable[[Counts], None]], None]
 def start_workers_early() -> None:
     """Import what workers need in the background: it takes seconds, which the caller can use for other work.
 
-    Workers are forked from a server process that has only imported ffcv and the like (preloaded.py), once for all
+    Workers are forked from a server process that has only imported numba and the like (preloaded.py), once for all
     conversions of this process. This process itself cannot be forked: torch and numba may run threads in it, which do
     not survive a fork.
     """

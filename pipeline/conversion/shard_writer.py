@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from ...storage.arrays import Records
 from ...storage.files import RegularFile, sha256_of, sync
 from ..dataset.index import SHARD_SUFFIXES
 from ..dataset.row_records import NO_TARS, PAGE_BYTES, RECORD, Extent, RowRecords, picture_places, write_row_records
@@ -189,8 +189,8 @@ def _flushed_meanwhile(file: Path) -> Iterator[None]:
         os.fsync(opened)
 
 
-def _write_and_verify(beton: Path, row_records: Path, records: NDArray[np.void], writer: Writer) -> None:
-    """Write the row records and read every row back by them: FFCV does not notice a full disk.
+def _write_and_verify(beton: Path, row_records: Path, records: Records, writer: Writer) -> None:
+    """Write the row records and read every row back by them: a failing disk may keep other bytes unnoticed.
 
     Raises DatasetError if the files do not hold the rows.
     """

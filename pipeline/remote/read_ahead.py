@@ -57,7 +57,7 @@ class ReadAhead:
     def _fetch_lot(self) -> bool:
         """Fetch the records of the next blocks, then each block's samples as soon as there is room.
 
-        Lots take room one after the other. Returns False if there is none.
+        Lots take room one after the other. Returns False if no lot is left.
         """
         samples, entered = self._samples, list[Due]()
         try:

@@ -30,7 +30,7 @@ class ArraysSource(Source):
 
     files: an .npz; or a .npy or idx file of the pictures, and perhaps one of their classes: integers, [n] or [n, 1].
     image, group: names of arrays in an .npz, separated by `;`, the first that exists. group None: no classes.
-    Raises SourceError if a file or an array is none of these, damaged or above MAX_BYTES, or a name is of no array.
+    Raises SourceError if a file or an array is none of these, damaged or above MAX_BYTES, or a name fits no array.
     """
 
     mode = "images"
@@ -39,7 +39,8 @@ class ArraysSource(Source):
     def __init__(self, files: Sequence[AnyPlace], *, image: str = _IMAGE, group: str | None = _GROUP) -> None:
         self.files, self.unused = [*map(place_of, files)], Account()
         (place, pixels), *labels = (found for file in self.files for found in self._read(file, image, group))
-        if (image, group) != (_IMAGE, _GROUP) and {place, *dict(labels)} <= {*map(str, self.files)}:
+        is_npz = not {place, *dict(labels)} <= {*map(str, self.files)}  # whose arrays have a name behind the file's
+        if (image, group) != (_IMAGE, _GROUP) and not is_npz:
             raise SourceError(f"--image and --group name arrays of an .npz, which {place} is not; leave them out")
         shape = pixels.shape[:3] if pixels.shape[3:] == (1,) else pixels.shape
         is_one = len(shape) == 3 and shape[2] in (3, 4)  # a single picture in colour, not rows that are pictures

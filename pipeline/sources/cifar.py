@@ -51,9 +51,7 @@ _BINARY_TENTHS = tuple(f"{name}.bin" for name in _TENTHS)
 _LAYOUTS = (
     _Layout("cifar-10 python", "batches.meta", _TENTHS, ("test_batch",), "label_names", "labels"),
     _Layout("cifar-100 python", "meta", ("train",), ("test",), "fine_label_names", "fine_labels"),
-    _Layout(
-        "cifar-10 binary", "batches.meta.txt", tuple(map("{}.bin".format, _TENTHS)), ("test_batch.bin",), label_bytes=1
-    ),
+    _Layout("cifar-10 binary", "batches.meta.txt", _BINARY_TENTHS, ("test_batch.bin",), label_bytes=1),
     _Layout("cifar-100 binary", "fine_label_names.txt", ("train.bin",), ("test.bin",), label_bytes=2),
     _Layout("cifar-100 python", "meta", ("train",), ("test",), "coarse_label_names", "coarse_labels", 0, True),
     _Layout("cifar-100 binary", "coarse_label_names.txt", ("train.bin",), ("test.bin",), "", "", 2, True),

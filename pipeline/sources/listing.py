@@ -106,7 +106,7 @@ def class_name(value: Any) -> str | None:
 
 
 def if_any(class_of: Callable[..., str | None], *of: Any) -> str:
-    """Return the class that the function finds; empty if there is none, or it is none."""
+    """Return the class that `class_of` finds; empty if there is none, or it is refused."""
     with suppress(BadSampleError):
         return class_of(*of) or ""
     return ""

@@ -137,7 +137,10 @@ def draw_captions(seed: np.uint64, epoch: np.uint64, sample_ids: Int64s, caption
 
 @kernel()
 def draw_numbers(seed: np.uint64, epoch: np.uint64, sample_ids: Int64s, view: np.uint64, draw: int) -> Float64s:
-    """Return a random number of each sample, float64 [b] in [0, 1). view: the view's number, or another one."""
+    """Return a random number of each sample, float64 [b] in [0, 1).
+
+    view: the view's number, or for a draw that is of no view, one above all of theirs.
+    """
     drawn = np.empty(len(sample_ids))
     for i in range(len(sample_ids)):
         drawn[i] = uniform(view_key(seed, epoch, np.uint64(sample_ids[i]), view), np.uint64(draw))

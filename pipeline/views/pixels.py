@@ -104,7 +104,10 @@ def _mirror(wide: Float32s, row: Float32s, reach: int) -> None:
 
 @kernel()
 def _convolve(out: Float32s, lines: Float32s, step: int, weights: Float32s) -> None:
-    """Sum as many values as `out` has from each `step` of `lines` on, which are mirrored about the middle one."""
+    """out[x] = Σ weights[|k|] · lines[(reach + k) · step + x], k from -reach to reach; reach is len(weights) - 1.
+
+    step: 1 along a row, the length of a row down the columns, whose rows stand in `lines` one after another.
+    """
     reach, size = len(weights) - 1, len(out)
     middle = lines[reach * step : reach * step + size]
     for x in range(size):

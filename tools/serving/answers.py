@@ -16,14 +16,17 @@ from ...pipeline.dataset.index import FINGERPRINT
 from ...pipeline.errors import DatasetError
 from ...pipeline.opening import Dataset
 from ...pipeline.views.recipes import RECIPES
+from ...state_store.reader import StateReader
 from ...storage.sealed_json import finite
 from ...trainer.errors import ConfigError
+from ..inspection import silent
 from ..inspection.features.confirmation import MAX_NEGATIVES
 from ..inspection.features.features_file import FeaturesFile
 from ..inspection.features.neighbours import ANCHORS, find_neighbours
 from ..inspection.opening import Inspection, check_ids
 from ..inspection.rows_export import of_dataset
-from ..inspection.temperatures.samples import InspectedSample, StateAt, StateRow, read_histories
+from ..inspection.temperatures.samples import InspectedSample, StateRow
+from ..inspection.temperatures.through_time import read_every_snapshot
 from ..printing import plain_text
 from ..report.sheets import Listing, figures, listings
 from .catalogue import SERVED_KINDS, Catalogue, Query, find
@@ -134,14 +137,16 @@ class Answers:
 
     def _history(self, sample_id: int) -> list[Json]:
         """Return tau at every snapshot that the run still has, oldest first."""
+        sides = list(self._catalogue.coldest)
+
+        def read(reader: StateReader) -> Json:
+            rows = reader.rows_at(np.array([sample_id]), [f"{side}/tau" for side in sides])
+            tau = {side: finite(rows[f"{side}/tau"].item()) for side in sides}
+            return {"tag": reader.snapshot.tag, "step": reader.snapshot.step, "tau": tau}
+
+        # Not by read_histories, which needs the snapshot that is served: a run that trains deletes it after a while.
         # With notes of its own: a snapshot that is missing would be noted at every question.
-        (sample,) = read_histories(replace(self._inspection, dataset=None, notes=[]), [sample_id])
-
-        def shown(at: StateAt) -> Json:
-            tau = {side: finite(at.values[f"{side}/tau"]) for side in self._catalogue.coldest}
-            return {"tag": at.snapshot.tag, "step": at.snapshot.step, "tau": tau}
-
-        return list(map(shown, sample.history))
+        return read_every_snapshot(replace(self._inspection, notes=[]), read, silent)
 
     def picture(self, sample_id: int) -> bytes:
         """Return the stored JPEG. Raises DatasetError, ConfigError without the dataset."""
@@ -151,7 +156,7 @@ class Answers:
         """Return two augmented views side by side as a PNG, as the run makes them. Raises as picture."""
         from PIL import Image
 
-        from ..sample_sheet import shown_samples  # imports torch and ffcv
+        from ..sample_sheet import shown_samples  # imports torch
 
         dataset, config = self._dataset(), self._inspection.config
         check_ids([sample_id], dataset.n)

@@ -14,7 +14,7 @@ import pytest
 
 from thermopile.pipeline.conversion.conversion import Conversion, ConvertSettings, convert
 from thermopile.pipeline.conversion.partial import claimed
-from thermopile.pipeline.errors import DatasetExistsError
+from thermopile.pipeline.errors import CURE, DatasetExistsError
 from thermopile.pipeline.opening import Dataset
 from thermopile.pipeline.sources.folder import FolderSource
 from thermopile.pipeline.sources.glyphs import GlyphSource
@@ -88,6 +88,21 @@ def test_resuming_a_complete_conversion_touches_nothing(tmp_path, picture_folder
     with pytest.raises(DatasetExistsError, match="not converted with these settings"):
         convert(source, out, ConvertSettings(seed=1), workers=1, resume=True)
     assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_dataset_damaged_before_it_is_in_its_place_is_refused_with_what_to_remove(
+    tmp_path, picture_folder, monkeypatch
+):
+    with monkeypatch.context() as at_the_end:
+        at_the_end.setattr("thermopile.pipeline.conversion.partial.Partial.publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1)
+    index = tmp_path / ".out.partial" / "dataset" / "dataset.json"
+    index.write_text(index.read_text().replace('"n": 300', '"n": 301'))
+    with pytest.raises(DatasetExistsError) as refused:
+        convert(FolderSource(picture_folder), tmp_path / "out", ConvertSettings(), workers=1, resume=True)
+    damage = f"{index} cannot be used: it is damaged: its checksum does not match"
+    assert str(refused.value) == f"remove {tmp_path / '.out.partial'} to start over: {damage}. {CURE}"
 
 
 def test_a_second_conversion_to_the_same_place_is_refused(tmp_path, picture_folder):

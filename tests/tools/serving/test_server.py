@@ -12,17 +12,20 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from thermopile.state_store.durable import Repository
 from thermopile.tools.inspection.features.neighbours import find_neighbours
+from thermopile.tools.inspection.opening import read_run
 from thermopile.tools.inspection.summary import share
 from thermopile.tools.report.sheets import number
-from thermopile.tools.serving.answers import PAGE_SAMPLES
+from thermopile.tools.serving.answers import PAGE_SAMPLES, Answers
+from thermopile.tools.serving.catalogue import open_catalogue
 from thermopile.tools.serving.server import HOST
 from thermopile.trainer.errors import ConfigError
 from thermopile.trainer.run_directory import RunDirectory
 
 from support.cli import assert_one_line, cli
 from support.programs import program
-from support.written_runs import write_run
+from support.written_runs import train_on, write_run, write_state
 
 
 @pytest.fixture
@@ -142,6 +145,19 @@ def test_one_sample_has_its_state_its_texts_and_its_history(told, hostile_datase
     assert sample["table"]["key"] == hostile_dataset.rows([3])[0]["key"]
     assert told("sample/66") == (400, "no such sample: 66; the run has 66 samples, with ids 0 … 65")
     assert told("sample/-1") == (400, "'-1' is not a whole number")
+
+
+def test_a_sample_is_shown_after_the_run_has_deleted_the_snapshot_served(pairs_dataset, tmp_path):
+    n, tau = pairs_dataset.n, np.linspace(0.01, 0.1, pairs_dataset.n, dtype=np.float32)
+    # Blocks beyond 512 bytes have a file of their own, which goes with the snapshot.
+    run = write_state(tmp_path / "run", pairs_dataset, {"image/tau": tau}, np.ones(n, int), block_rows=1000)
+    inspection = read_run(run)
+    answers = Answers(inspection, open_catalogue(inspection, tmp_path, lambda *_: None), None, 5)
+    train_on(run, dict.fromkeys(("image", "text"), tau), 9)
+    Repository(run.state).retain(keep_last=1)
+    sample = answers.sample(n - 1)
+    assert sample["state"]["image/tau"] == pytest.approx(0.1)
+    assert [at["tag"] for at in sample["history"]] == ["step-0", "step-9"]
 
 
 def test_a_sample_has_the_nearest_and_the_hardest_with_their_figures(told, features, tau_by_class_size):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 import numpy as np
 import pyarrow as pa
@@ -139,10 +140,10 @@ class WrongCaptions:
     share: tuple[float, float, float]
     """Of the others, 0 … 1, whose caption is as wrong as another sample's; more may be wrong in part."""
     lists: dict[int, tuple[float, float, float]]
-    """Number of samples from the first on -> how many of their captions are wrong, where that is known."""
+    """Number of samples from the first on -> how many of their captions are wrong, where enough is known."""
     precision: Hidden[Float64s]
     """float64 [others]: the expected share of wrong captions up to each; NaN with fewer than LEAST_BEYOND planted, and
-    up to the first list of which it is known."""
+    in all lists before the first of which enough is known."""
 
     def longest(self, precision: float) -> int:
         """Return the number of samples of the longest list that has this expected precision; 0 if none has."""
@@ -190,7 +191,7 @@ def wrong_captions(beyond: Int64s, others: int) -> WrongCaptions | None:
     known = {first: of for first, of in told.items() if is_known(first, of[1], of[2])}
     precision = np.minimum(1, share[0] * (inside / planted) / (np.arange(1, others + 1) / others))
     precision[inside < LEAST_BEYOND] = np.nan
-    precision[: max((first for first in told if first < min(known, default=others)), default=0)] = np.nan
+    precision[: max(takewhile(lambda first: first not in known, told), default=0)] = np.nan
     return WrongCaptions(planted, others, of_all, known, precision)
 
 

@@ -56,8 +56,7 @@ def draw_tau_by_group(sides: list[Side], groups: TauGroups, figure: Figure) -> N
 
 def few_visited(groups: TauGroups) -> Bools:
     """Return which groups have a mean tau but too few visited samples for an interval, bool [groups]."""
-    few: Bools = (groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL)
-    return few
+    return np.asarray((groups.visited > 0) & (groups.visited < MIN_FOR_INTERVAL))
 
 
 def _name_dots(figure: Figure, axes: Axes, groups: TauGroups, means: Float64s) -> None:
